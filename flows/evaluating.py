@@ -18,8 +18,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from flows.admit import preflight
-from flows.launching.runner import Runner
 from flows.opened_run import Run, holds_a_log
+from flows.runner import Runner
 from tasks.foundation.checkpoint.retention import rewind_run
 from tasks.foundation.checkpoint.save import wait_for_save
 from tasks.foundation.checkpoint.selection import select_checkpoint

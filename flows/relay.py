@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from flows.admit import Admitted, features_check, require_same_on_hosts
 from flows.evaluating import Command, Evaluations, is_in_flight
-from flows.launching.devices import acquired_devices
-from flows.launching.runner import Runner, StageStopped
 from flows.opened_run import Run
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
+from flows.runner import Runner, StageStopped, acquired_devices
 from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef

@@ -24,8 +24,6 @@ announce_tpu()
 
 from flows.admit import admit  # noqa: E402
 from flows.bare_process import process_report  # noqa: E402
-from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
-from flows.launching.runner import InProcess, Runner  # noqa: E402
 from flows.opened_run import Goal, Run  # noqa: E402
 from flows.process.fast_imports import fast_imports  # noqa: E402
 from flows.process.library_output import mask_library_output  # noqa: E402
@@ -40,6 +38,7 @@ from flows.process.stop_signals import (  # noqa: E402
 )
 from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from flows.result import RelayResult  # noqa: E402
+from flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402  # noqa: E402
 from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402

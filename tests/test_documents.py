@@ -41,7 +41,7 @@ BLOCKS = {
         ("sh", ".venv/bin/prefect deployment schedule create"),
         ("sh", ".venv/bin/prefect flow-run ls"),
         ("sh", ".venv/bin/prefect --no-prompt deploy --name train-run/nightly"),
-        ("sh own", ".venv/bin/prefect --no-prompt deploy flows/train_run.py:train_run"),
+        ("sh own", ".venv/bin/prefect --no-prompt deploy flows/with_prefect/run_flows.py:train_run"),
         ("", "export PREFECT_SERVER_DATABASE_CONNECTION_URL"),  # several servers: not tested, as the page says
         ("sh", ".venv/bin/prefect --no-prompt deploy --name train-run/process"),
     ],

@@ -17,7 +17,7 @@ def test_table_has_the_stages_of_the_run_file_in_order() -> None:
 
 
 def test_labels_are_the_names_of_the_flows() -> None:
-    from flows.launching import stage_flows
+    from flows.with_prefect import stage_flows
 
     assert [getattr(stage_flows, stage.name).name for stage in STAGES] == [stage.label for stage in STAGES]
 

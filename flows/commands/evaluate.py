@@ -19,9 +19,9 @@ from flows.commands.options import (
 )
 from flows.commands.output import Output, Painted, say_json
 from flows.evaluating import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
-from flows.launching.runner import InProcess, Runner
 from flows.opened_run import Run, hint_at_other_files
 from flows.process.fast_imports import fast_imports
+from flows.runner import InProcess, Runner
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.errors import InvalidInput
@@ -82,7 +82,7 @@ def _runner(run: Run, telemetry: Sink) -> Runner:
     if not run.spec.stages.remote():
         return local
     with fast_imports():
-        from flows.launching.launcher import runner_for  # imports Prefect
+        from flows.with_prefect.remote_stage import runner_for  # imports Prefect
 
     return runner_for(run.spec, local, attempt=None, telemetry=telemetry)
 

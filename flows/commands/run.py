@@ -15,12 +15,12 @@ from flows.admit import Admitted, admit, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, say_json
 from flows.facts import RunFacts
-from flows.launching.devices import import_stages, read_tip_ahead
 from flows.opened_run import Goal, Run, override_to_continue
 from flows.process.fast_imports import fast_imports
 from flows.process.standard_streams import has_temporary_home
 from flows.process.stop_signals import Terminated, stop_reason
 from flows.result import RelayResult, leaves_time, result_of_interrupted
+from flows.runner import import_stages, read_tip_ahead
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.contracts.run_file import load_run_file
@@ -99,8 +99,8 @@ def _train(admitted: Admitted, parameters: Mapping[str, object], console: Consol
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
-    from flows.prefect_compat.prefect_startup import PrefectStart, set_quiet_defaults
-    from flows.train_beside import flow_run_of_command, train_beside
+    from flows.with_prefect.server import PrefectStart, set_quiet_defaults
+    from flows.with_prefect.train_beside import flow_run_of_command, train_beside
 
     run, reached = admitted.run, list[RelayResult]()
     try:

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROBE = Path(__file__).with_name("probe.py")
 ROOMS = [f"tasks.{room}.stage" for room in ("init_or_restore", "train_segment", "evaluate")]
+FLOWS = (*ROOMS, "flows.with_prefect.run_flows")
 TENSORFLOW = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly"}
 BATON_USER = 10001
 
@@ -46,14 +47,12 @@ class Content:
 
 EXPECTED = {
     "checkpoint": Content(
-        imports=("tasks.checkpoint_to_gcs.stage", "flows.launching.stage_flows", "gcsfs", "flows.commands.main"),
+        imports=("tasks.checkpoint_to_gcs.stage", "flows.with_prefect.stage_flows", "gcsfs", "flows.commands.main"),
         lacks=("keras", "numpy", "h5py", "scikit-learn", "tensorboard"),
     ),
-    "train-cpu": Content(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-cpu"),
-    "train-gpu": Content(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow"),
-    "train-tpu": Content(
-        imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0
-    ),
+    "train-cpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow-cpu"),
+    "train-gpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow"),
+    "train-tpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0),
     "prepare-data": Content(
         imports=("tasks.prepare_data.stage", "sklearn.datasets", "tensorflow"),
         tensorflow="tensorflow-cpu",
@@ -64,7 +63,7 @@ EXPECTED = {
         tensorflow="tensorflow-cpu",
     ),
     "orchestrator": Content(
-        imports=("tasks.evaluate.report.page", "flows.train_run", "flows.evaluate_best", "gcsfs"),
+        imports=("tasks.evaluate.report.page", "flows.with_prefect.run_flows", "gcsfs"),
         lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from flows.launching.runner import InProcess
+from flows.runner import InProcess
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind, StopReason
 from tasks.foundation.contracts.stage_calls import EvaluateCall

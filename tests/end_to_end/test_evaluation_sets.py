@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from flows.admit import Admitted
-from flows.launching.runner import InProcess
 from flows.opened_run import Goal, Run
 from flows.relay import relay
 from flows.result import RelayResult
+from flows.runner import InProcess
 from flows.verification import verify_home
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_compat.prefect_startup import set_quiet_defaults
+from flows.with_prefect.server import set_quiet_defaults
 from tests.support import forked
 
 PRINT_STATE = """

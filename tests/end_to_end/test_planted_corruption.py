@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.audit_run import audit as audit_flow
+from flows.with_prefect.run_flows import audit as audit_flow
 from tests.end_to_end.test_audit import DATA, audit, files_of, python
 from tests.support import forked
 from tests.support.checkout import CHECKOUT

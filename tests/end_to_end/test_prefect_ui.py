@@ -153,9 +153,15 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
     assert all(artifact["key"] in keys for artifact in recorded.artifacts.values())
 
 
+def recorded_tasks(url: str) -> set[str]:
+    """The running stages, as the server has them."""
+    running = {"task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    return {task["name"].split()[0] for task in post(url, "task_runs/filter", running)}
+
+
 def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
     home = tmp_path / "runs" / "digits-cnn"
-    extra = ["train.steps=1500", "train.segment_steps=500", "evaluate.every_steps=500"]
+    extra = ["train.steps=9000", "train.segment_steps=3000", "evaluate.every_steps=3000"]
     command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file("digits"))]
     command += settings("digits", tmp_path / "runs", extra=extra)
     server = Server(tmp_path)
@@ -165,7 +171,7 @@ def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
         with (tmp_path / "out").open("wb") as out:
             process = forked.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
             try:
-                wait_until(lambda: trains(home, 0), process)
+                wait_until(lambda: trains(home, 0) and recorded_tasks(url) == {"train-segment"}, process)
                 server.kill()
                 before = commits_of(home)
                 code = process.wait(timeout=400)
@@ -174,13 +180,13 @@ def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
                 process.wait()
     output = (tmp_path / "out").read_text()
     assert code == 0, output[-3000:]
-    assert before[-1][0] < 1500
-    assert [step for step, _ in commits_of(home)] == [0, 500, 1000, 1500]
+    assert before[-1][0] < 9000
+    assert [step for step, _ in commits_of(home)] == [0, 3000, 6000, 9000]
     head = head_of(home)
     assert head is not None
     assert [entry.body.kind for entry in entries_of(home)].count("evaluation") == 3
     assert output.count("Prefect is not responding and does not record what is done") == 1
     assert output.count("the run's artifacts in Prefect are outdated") == 1
     assert "Prefect did not record the result" in output
-    assert "Done: digits-cnn is at step 1500 of 1500" in output
+    assert "Done: digits-cnn is at step 9000 of 9000" in output
     assert (home / "report" / "index.html").is_file()

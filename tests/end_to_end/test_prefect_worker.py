@@ -48,7 +48,7 @@ def test_next_flow_run_continues_after_any_end(
         "digits", tmp_path / "straight", extra=one_segment, file=file, environment=NO_PAUSES
     ).result
     prefect = Prefect(server, tmp_path)
-    deployment = prefect.deploy("flows/train_run.py:train_run", "tests")
+    deployment = prefect.deploy("flows/with_prefect/run_flows.py:train_run", "tests")
     home = tmp_path / "worked" / "digits-cnn"
     overrides = [f"storage={tmp_path / 'worked'}", "accelerator.kind=cpu", *STEPS, "train.segment_steps=800"]
 
@@ -112,7 +112,7 @@ def test_next_flow_run_continues_after_any_end(
 
 def test_refused_flow_run_says_its_error_once(server: str, tmp_path: Path) -> None:
     prefect = Prefect(server, tmp_path)
-    deployment = prefect.deploy("flows/train_run.py:train_run", "refused")
+    deployment = prefect.deploy("flows/with_prefect/run_flows.py:train_run", "refused")
     refused = prefect.start(deployment, run_file=str(run_file("digits")), overrides=["train.stepz=1"])
     with prefect.executing(refused) as execution:
         execution.wait(timeout=300)

@@ -42,9 +42,9 @@ class Runs:
 
     @contextmanager
     def command(self) -> Iterator[subprocess.Popen[str]]:
-        """Run `python -m flows.train_run` during the block."""
+        """Run `baton run` during the block."""
         words = [word for override in self.overrides for word in ("--set", override)]
-        command = [sys.executable, "-m", "flows.train_run", str(self.file), *words]
+        command = [sys.executable, "-m", "flows.commands.main", "run", str(self.file), *words]
         with (self.prefect.folder / "commands.log").open("a") as log:
             process = forked.Popen(
                 command, cwd=CHECKOUT, env=self.prefect.environment, stdout=log, stderr=subprocess.STDOUT, text=True
@@ -91,8 +91,8 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def deploy(prefect: Prefect) -> str:
-    prefect.deploy("flows/launching/stage_flows.py:train_segment", "tests")
-    return prefect.deploy("flows/train_run.py:train_run", "parent")
+    prefect.deploy("flows/with_prefect/stage_flows.py:train_segment", "tests")
+    return prefect.deploy("flows/with_prefect/run_flows.py:train_run", "parent")
 
 
 def kill_segment_and_parent(runs: Runs, parent: str) -> tuple[str, AttemptRecord]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.launching.runner import InProcess
+from flows.runner import InProcess
 from tasks.foundation.checkpoint import snapshot, write
 from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Rewind

@@ -128,7 +128,7 @@ def test_schedule_restarts_and_finishes_a_run(
 
 EVALUATIONS = """
 import sys
-from flows.evaluate_best import evaluate_best
+from flows.with_prefect.run_flows import evaluate_best
 
 for step in ("best", 45):
     print(evaluate_best(run_file=sys.argv[1], overrides=sys.argv[2:], step=step).model_dump_json())
@@ -136,7 +136,7 @@ for step in ("best", 45):
 
 
 @pytest.mark.timeout(1500)
-def test_three_ways_to_start_continue_one_run(
+def test_deployment_and_command_continue_one_run(
     prefect: Prefect, train_without_prefect: Callable[..., Finished], tmp_path: Path
 ) -> None:
     steps = [*SHORT["digits"], "evaluate.every_steps=null"]
@@ -145,22 +145,15 @@ def test_three_ways_to_start_continue_one_run(
     overrides = overrides_for(tmp_path, *steps, "train.segment_steps=15")
     words = [FILE, *(word for setting in overrides for word in ("--set", setting))]
 
-    def module(*more: str) -> int:
-        """Run `python -m flows.train_run`; returns the exit code."""
-        command = [sys.executable, "-m", "flows.train_run", *words, *more]
-        done = forked.run(command, env=prefect.environment, capture_output=True, timeout=600, check=False)
-        return done.returncode
-
     def command(*more: str) -> int:
         """Run `baton run`; returns the exit code."""
         return baton(prefect.environment, "run", *words, *more).returncode
 
-    # Both refuse the same input and write nothing.
-    assert (module("--set", "train.steps=0"), command("--set", "train.steps=0")) == (2, 2)
+    assert command("--set", "train.steps=0") == 2
     assert not home.exists()
 
     # Each continues where the one before stopped.
-    adhoc = prefect.deploy("flows/train_run.py:train_run", "adhoc")
+    adhoc = prefect.deploy("flows/with_prefect/run_flows.py:train_run", "adhoc")
     refused = prefect.start(adhoc, run_file=FILE, overrides=["train.stepz=3"])
     given = {"run_file": FILE, "overrides": json.dumps(overrides), "until_step": 15}
     with prefect.worker():
@@ -170,10 +163,9 @@ def test_three_ways_to_start_continue_one_run(
     assert sorted(run["state_name"] for run in prefect.runs(adhoc, *ENDED)) == ["Completed", "Failed"]
     assert "train.stepz" in prefect.run(refused)["state"]["message"]
     assert tip_of(home).step == 15
-    assert module("--max-segments", "1") == 3
-    assert command("--max-segments", "1") == 3
+    assert command("--max-segments", "2") == 3
     assert tip_of(home).step == 45
-    assert module() == 0
+    assert command() == 0
     entries = log_bytes(home)
     assert command() == 0
     assert log_bytes(home) == entries

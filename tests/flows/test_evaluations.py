@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.launching.runner import InProcess
+from flows.runner import InProcess
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
 from tasks.foundation.contracts.run_spec import RunSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.launching.runner import InProcess
 from flows.opened_run import Goal, Run
+from flows.runner import InProcess
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import PrepareDataCall

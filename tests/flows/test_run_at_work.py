@@ -9,13 +9,14 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
 from flows import admit as run_at_work
-from flows import opened_run, train_run
+from flows import result as results
 from flows.admit import Admitted, LivenessProbe, admit, require_idle
 from flows.commands.main import main
 from flows.opened_run import Goal, Run
-from flows.prefect_compat.flow_run_beside import FlowRunBeside
 from flows.result import RelayResult
-from flows.train_beside import train_beside
+from flows.with_prefect import run_flows
+from flows.with_prefect.record import FlowRunBeside
+from flows.with_prefect.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunAtWork
@@ -149,9 +150,9 @@ def test_relay_and_command_refuse_before_anything_starts(rival: FakeRun, capsys:
 
 
 def test_a_scheduled_run_beside_a_run_at_work_does_not_fail(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_run, "prefect_responds", lambda: True)
+    monkeypatch.setattr(run_flows, "prefect_responds", lambda: True)
     with disable_run_logger():
-        ended = train_run.train_run.fn(str(rival.run_file()))
+        ended = run_flows.train_run.fn(str(rival.run_file()))
     assert isinstance(ended, State)
     assert (ended.is_completed(), ended.name) == (True, "Stopped")
     assert ended.message is not None
@@ -159,7 +160,7 @@ def test_a_scheduled_run_beside_a_run_at_work_does_not_fail(rival: FakeRun, monk
 
 
 def test_a_complete_run_does_not_check_for_other_processes(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_run, "write_report", lambda *_given, **_named: None)
+    monkeypatch.setattr(results, "write_report", lambda *_given, **_named: None)
     file = load_run_file(rival.run_file(100))
     rival.evaluate(0.5)
     assert train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"
@@ -172,5 +173,8 @@ def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatc
     monkeypatch.setattr(run_at_work, "process_name", lambda: "")  # otherwise it is this process
     now = datetime.now().astimezone()
     run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
-    with pytest.raises(RunAtWork), FlowRunBeside[RelayResult](lambda: None, lambda body: [body()]) as flow_run:
+    with (
+        pytest.raises(RunAtWork),
+        FlowRunBeside[RelayResult](lambda: None, lambda body: [body()], notes=EventRecorder()) as flow_run,
+    ):
         train_beside(admitted, flow_run, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))

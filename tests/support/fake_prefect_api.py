@@ -12,9 +12,8 @@ from uuid import UUID
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Pending, Running, Scheduled
 
-from flows.launching.launcher import Launcher
-from flows.launching.remote_stage import RemoteStages
-from flows.launching.runner import InProcess
+from flows.runner import InProcess
+from flows.with_prefect.remote_stage import Launcher, RemoteStages
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry, MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file

@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect import flow, tags
 
-from flows.prefect_compat.prefect_offline import PrefectStatus, PrefectTasks, logger_of_stage
-from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.with_prefect.record import PrefectRunLogger
+from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, logger_of_stage
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.stage import Place, Stage

@@ -15,9 +15,9 @@ import pytest
 
 from flows import relay as relay_segments
 from flows.evaluating import is_in_flight
-from flows.launching.runner import InProcess
 from flows.opened_run import Goal
 from flows.relay import Relay
+from flows.runner import InProcess
 from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder

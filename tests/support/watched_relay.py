@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.admit import Admitted
-from flows.launching.runner import InProcess, Runner
 from flows.opened_run import Goal, Run
 from flows.relay import relay
 from flows.result import RelayResult
+from flows.runner import InProcess, Runner
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.storage.base import Storage

@@ -34,7 +34,7 @@ time.sleep(600)
 
 PREFECT = """
 import time
-from flows.prefect_compat.prefect_startup import PrefectStart, set_quiet_defaults
+from flows.with_prefect.server import PrefectStart, set_quiet_defaults
 set_quiet_defaults()
 print(PrefectStart()._server.process.pid, flush=True)
 time.sleep(600)

@@ -160,14 +160,14 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     tpu._DEVICES = Path(folder)
     tpu._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
     sys.meta_path.insert(0, _AtImport())
-    if entry == "flows.prefect_compat.prefect_startup":
+    if entry == "flows.with_prefect.server":
         importlib.import_module(entry).set_quiet_defaults()
         entry = "tasks.train_segment.stage"
     importlib.import_module(entry)
     if entry in {
         "flows.without_prefect",
-        "flows.train_run",
-        "flows.launching.stage_flows",
+        "flows.with_prefect.run_flows",
+        "flows.with_prefect.stage_flows",
     }:  # a stage is imported only by the process that runs it
         importlib.import_module("tasks.train_segment.stage")
 
@@ -176,9 +176,9 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     ("entry", "distributions", "preset", "values"),
     [
         ("flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.prefect_compat.prefect_startup", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.train_run", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
-        ("flows.launching.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.with_prefect.server", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.with_prefect.run_flows", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
+        ("flows.with_prefect.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )

@@ -1,1 +1,0 @@
-"""How a stage runs: in this process, as a Prefect task, or as a Prefect deployment."""

@@ -1,1 +1,0 @@
-"""What Prefect's UI shows of a run: artifacts and logs."""

@@ -1,0 +1,130 @@
+"""How the stages of a run are executed: one Protocol for all ways, the simplest of them, and the devices that it needs.
+
+The relay does not know whether a stage runs as a function of this process, recorded as a Prefect task run
+(`with_prefect/task_runs.py`), or as a Prefect deployment (`with_prefect/remote_stage.py`).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.log_entry import Environment, Head
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import StageCall
+from tasks.foundation.machine.hosts import OneHost, cluster_of
+from tasks.foundation.stage import Place, Stage
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Note, Sink
+from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
+
+if TYPE_CHECKING:
+    from tasks.foundation.machine.devices import Accelerator
+
+
+C = TypeVar("C", bound=StageCall)
+A = TypeVar("A", bound=Contract)
+
+
+class Runner(Protocol):
+    """Runs stages: in this process, as Prefect tasks of this process, or as Prefect deployments."""
+
+    @property
+    def remote(self) -> frozenset[str]:
+        """Names of the stages that run in other processes."""
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Run a stage and return its answer.
+
+        Args:
+            stage: one of tasks/stages.py.
+            call: what the stage is to do.
+            place: where it runs. In another process it has a place of its own, with the same home.
+
+        Raises:
+            BatonError: what the stage raised.
+            StageStopped: it runs in another process, and was stopped there.
+        """
+
+
+class InProcess:
+    """Runs every stage as a plain function of this process."""
+
+    remote: frozenset[str] = frozenset()
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Call the stage; it is imported now."""
+        return stage.load()(call, place)
+
+
+class StageStopped(Exception):
+    """A stage in another process was stopped, together with this command or by a person.
+
+    Attributes:
+        reason: an exit reason of the command.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def stages_on_devices(spec: RunSpec) -> frozenset[str]:
+    """Names of the stages that need an accelerator; without a validation or test set, nothing is evaluated."""
+    names = frozenset(stage.name for stage in STAGES if stage.needs_accelerator)
+    return names if spec.data.is_evaluated_on else names - {EVALUATE.name}
+
+
+def import_stages(spec: RunSpec) -> None:
+    """Import the stages that run in this process, which imports TensorFlow."""
+    unused = {EVALUATE.name} - stages_on_devices(spec)
+    for stage in STAGES:
+        if stage.name not in spec.stages.remote() and stage.name not in unused:
+            stage.load()
+
+
+def read_tip_ahead(spec: RunSpec, home: Storage, head: Head | None) -> None:
+    """Begin to read the checkpoint that this process will restore, before TensorFlow is imported.
+
+    Args:
+        spec: the run file.
+        home: the run's home.
+        head: the folded state of the newest entry; None if the run has not begun.
+    """
+    if head is not None and head.tip is not None and TRAIN_SEGMENT.name not in spec.stages.remote():
+        PREFETCHED_CHECKPOINT.begin(home, head.tip)
+
+
+@contextmanager
+def acquired_devices(
+    spec: RunSpec, recorded: Environment | None, *, remote: frozenset[str], telemetry: Sink
+) -> Iterator["Accelerator | OneHost"]:
+    """Acquire the accelerator; `OneHost` if every stage that needs one runs in another process.
+
+    Call it before any user code: TensorFlow fixes devices and threads at its first use, and the user's `load` may use
+    TensorFlow.
+
+    Args:
+        spec: the run file.
+        recorded: the environment in the run's log; None if the run has not begun.
+        remote: names of the stages that run in other processes.
+        telemetry: receives notes about the choice of devices.
+
+    Raises:
+        AcceleratorLost: within the context, devices or other hosts were lost.
+    """
+    if not stages_on_devices(spec) - remote:
+        yield OneHost()
+        return
+    from tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
+
+    if spec.accelerator.kind == "multi_worker":
+        addresses = cluster_of(os.environ).addresses
+        telemetry.emit(Note(text=f"waiting for all workers: {', '.join(addresses)}"))
+    accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)
+    if accelerator.auto_choice:
+        telemetry.emit(Note(text=accelerator.auto_choice))
+    with may_be_lost(accelerator):
+        yield accelerator

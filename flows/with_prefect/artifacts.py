@@ -1,0 +1,592 @@
+"""The artifacts that show a run in Prefect's UI, made from its log, and the sink that keeps them up to date.
+
+Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
+the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
+An update costs the same however long the log is; only the curves need the whole log, and are drawn once, when the
+training has ended.
+"""
+
+import base64
+import contextvars
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+from urllib.parse import quote
+from uuid import UUID
+
+from tasks.evaluate.report.charts import curves_of as curves_in_log
+from tasks.evaluate.report.charts import pictures_of
+from tasks.evaluate.report.page import PAGE
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
+from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
+from tasks.foundation.messages import counted, masked
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, short_path, size_words, step_words
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+
+_LOGGER = logging.getLogger(__name__)
+MOST_ROWS: Final = 100
+# Limit of one request, and of the last update when the run ends.
+_REQUEST_SECONDS: Final = 10.0
+# After a failure no request is made for this long.
+_PAUSE_SECONDS: Final = 30.0
+# The shortest time between two updates of an artifact. Artifacts are written in this order.
+_INTERVAL_SECONDS: Final = {"progress": 5.0, "commits": 10.0, "report": 10.0, "curves": 60.0}
+# Opens an object in the browser, if the user may read it.
+_CONSOLE = "https://storage.cloud.google.com/"
+_MAX_PICTURES = 6
+_MAX_COMMITS = 10
+_TILES = frozenset({"step", "epoch", "training", "validation"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One commit in the table; `path` is its checkpoint's."""
+
+    path: str
+    cells: Mapping[str, object]
+
+
+class CommitTable:
+    """The newest commits that lead to the tip. Not thread-safe.
+
+    An update reads the new entries only, and the first one reads back as far as the table goes. So neither its cost nor
+    its memory grows with the log.
+    """
+
+    def __init__(self, log: RunLog, most: int = MOST_ROWS) -> None:
+        """Read nothing yet.
+
+        Args:
+            log: the run's log.
+            most: the number of rows.
+        """
+        self._log = log
+        self._most = most
+        self._known = -1  # number of the newest entry that the rows show
+        self._rows: list[_Row] = []  # oldest first
+
+    def rows(self) -> list[Mapping[str, object]]:
+        """The rows, newest first."""
+        return [row.cells for row in reversed(self._rows)]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be older commits."""
+        return len(self._rows) == self._most
+
+    def update(self, head: Head) -> None:
+        """Bring the rows up to date with the log.
+
+        Args:
+            head: the log's newest state.
+
+        Raises:
+            BatonError: an entry cannot be read.
+        """
+        was_full = self.is_full
+        self._read(head)
+        if was_full and not self.is_full:  # a rewind brings back older commits than the rows had
+            self._known, self._rows = -1, []
+            self._read(head)
+
+    def _read(self, head: Head) -> None:
+        """Read back from the newest entry, to a row that is there already."""
+        kept = {row.path: index for index, row in enumerate(self._rows)}
+        new: list[_Row] = []
+        validation: dict[str, str] = {}
+        path = None if head.tip is None else head.tip.path
+        for number in range(head.number, -1, -1):
+            if path is None or len(new) == self._most or (number <= self._known and path in kept):
+                break
+            entry = self._log.entry(number)
+            match entry.body:
+                case Evaluation(checkpoint=checkpoint, metrics=metrics):
+                    validation.setdefault(checkpoint.path, _words(metrics))
+                # A kept row's commit is met only on the way to evaluations that are newer than the rows.
+                case Commit(checkpoint=checkpoint, parent=parent) if checkpoint.path == path and path not in kept:
+                    new.append(_row_of(entry, entry.body))
+                    path = parent
+        end = 0 if path not in kept else kept[path] + 1
+        rows = [*self._rows[:end], *reversed(new)][-self._most :]
+        self._rows = [_evaluated(row, validation) for row in rows]
+        self._known = head.number
+
+
+def _row_of(entry: Entry, commit: Commit) -> _Row:
+    ref = commit.checkpoint
+    cells = {
+        "step": ref.step,
+        "training": _words(commit.history[-1].metrics if commit.history else {}),
+        "validation": "",
+        "ended by": commit.exit_reason.replace("_", " "),
+        "size": size_words(ref.size),
+        "took": duration_words(sum(commit.seconds.values())) if commit.seconds else "",
+        "committed, UTC": entry.time[:19].replace("T", " "),
+        "checkpoint": short_path(ref.path).removeprefix("checkpoints/"),
+    }
+    return _Row(ref.path, cells)
+
+
+def _evaluated(row: _Row, validation: Mapping[str, str]) -> _Row:
+    words = validation.get(row.path)
+    return row if words is None else replace(row, cells={**row.cells, "validation": words})
+
+
+def _words(metrics: Mapping[str, float]) -> str:
+    return metric_words(metrics).replace("  ", ", ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """The content of one artifact.
+
+    Attributes:
+        key: lower-case letters, digits and dashes; the same key updates the same artifact.
+        kind: how the UI shows `data`.
+        data: as Prefect stores it: a percentage, rows as JSON, or Markdown.
+        description: one line.
+    """
+
+    key: str
+    kind: Literal["progress", "table", "markdown"]
+    data: Any
+    description: str
+
+
+class ArtifactStore(Protocol):
+    """Stores artifacts."""
+
+    def put(self, artifact: Artifact) -> None:
+        """Create or update an artifact.
+
+        Raises:
+            Exception: any error of the API or the connection.
+        """
+
+
+def key_of(home: str, part: str) -> str:
+    """Return the key of a run's artifact: the run's name, a digest of its home's address, and the part.
+
+    Prefect shows all artifacts of one key as versions of one thing, so runs of one name in two storages need two keys.
+
+    Args:
+        home: address of the run's home, whose last part is the run's name.
+        part: name of the artifact, such as "progress".
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", _run_of(home).lower()).strip("-")
+    return f"{name}-{hashlib.sha256(home.encode()).hexdigest()[:6]}-{part}".lstrip("-")
+
+
+def _run_of(home: str) -> str:
+    return home.rpartition("/")[2]
+
+
+def progress_of(home: str, *, step: int, target: int | None, now: Training | None) -> Artifact:
+    """Make the progress bar: the step in per cent of the target.
+
+    Args:
+        home: address of the run's home.
+        step: the newest step, committed or not.
+        target: the step to train to; None if it is not known yet.
+        now: the last training event in this process; None if there was none.
+    """
+    same = now is not None and now.step == step
+    words = [step_words(step, target, now.epoch if same and now is not None else None)]
+    if now is not None and now.metrics:
+        words.append(metric_words(now.metrics).replace("  ", ", "))
+    if now is not None and target is not None and step < target:
+        words.append(f"{now.examples_per_second:,.0f} examples/s")
+    percent = 0.0 if target is None else min(100.0, 100.0 * step / target)
+    return Artifact(key=key_of(home, "progress"), kind="progress", data=percent, description=", ".join(words))
+
+
+def commits_of(home: str, table: CommitTable) -> Artifact:
+    """Make a table of the newest commits up to the tip, newest first."""
+    rows = table.rows()
+    shown = ("the newest " if table.is_full else "") + counted(len(rows), "commit")
+    # JSON text, as in Prefect's own `create_table_artifact`.
+    described = f"{shown} of {_run_of(home)}"
+    return Artifact(key=key_of(home, "commits"), kind="table", data=json.dumps(rows), description=described)
+
+
+def curves_of(home: str, entries: Sequence[Entry]) -> Artifact | None:
+    """Draw the report's curves; None before the first training step.
+
+    The artifact is Markdown, because Prefect prints the address of an image artifact below the image, and an embedded
+    image is all address. Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
+
+    Args:
+        home: address of the run's home.
+        entries: its log, oldest first.
+    """
+    history = history_of(entries)
+    pictures = [
+        f"![{_alt(caption)}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+        for caption, svg in islice(pictures_of(curves_in_log(history, entries, None)), _MAX_PICTURES)
+    ]
+    if not pictures:
+        return None
+    step = history.head.tip.step if history.head is not None and history.head.tip is not None else 0
+    return Artifact(
+        key=key_of(home, "curves"), kind="markdown", data="\n\n".join(pictures), description=f"curves up to step {step}"
+    )
+
+
+def report_of(home: str, *, commits: Sequence[Mapping[str, object]] = (), curves: Artifact | None = None) -> Artifact:
+    """Make a short report: where the whole one is, the newest commit as tiles, curves, and a table of the commits.
+
+    It links to the report on Cloud Storage; for a local disk it shows the path, because web pages cannot link to it.
+
+    Args:
+        home: address of the run's home, gs://… or a path.
+        commits: rows of the table of commits, newest first.
+        curves: the artifact of the curves; None: not drawn yet.
+    """
+    run, address = _run_of(home), f"{home}/{PAGE}"
+    if address.startswith("gs://"):
+        link = f"{_CONSOLE}{quote(address.removeprefix('gs://'))}"
+        text = f"[report of {run}]({link})\n\n`{address}`"
+    else:
+        text = f"The report of {run} is a file on the disk that the run is kept on:\n\n`{address}`"
+    if commits:
+        tiles = {name: value for name, value in commits[0].items() if name in _TILES and value != ""}
+        text += "\n\n" + _markdown_table([tiles])
+    if curves is not None:
+        text += f"\n\n{curves.data}"
+    if commits:
+        text += "\n\n" + _markdown_table(commits[:_MAX_COMMITS])
+    return Artifact(
+        key=key_of(home, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
+    )
+
+
+def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as a Markdown table. Names of metrics are the user's, so their marks are escaped."""
+    names = list(rows[0])
+    cells = ([_escaped(str(row.get(name, ""))) for name in names] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (names, ["---"] * len(names), *cells))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(masked(text).split()))
+
+
+class PrefectArtifacts:
+    """Stores the artifacts of one flow run through Prefect's API. Not thread-safe."""
+
+    def __init__(self, flow_run_id: UUID, *, request_seconds: float) -> None:
+        """Make no request yet.
+
+        Args:
+            flow_run_id: the flow run that the artifacts belong to.
+            request_seconds: limit of one request. Requests are not retried.
+        """
+        self._flow_run_id = flow_run_id
+        self._request_seconds = request_seconds
+        self._ids: dict[str, UUID] = {}
+        self._client: SyncPrefectClient | None = None
+
+    def put(self, artifact: Artifact) -> None:
+        """See `ArtifactStore`."""
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            if self._client is None:
+                # The engine's client would wait a minute for a server that is down.
+                client = get_client(httpx_settings={"timeout": self._request_seconds}, sync_client=True)
+                self._client = client.__enter__()
+            try:
+                self._put(self._client, artifact)
+            except Exception:
+                client, self._client = self._client, None
+                client.__exit__(None, None, None)
+                raise
+
+    def _put(self, client: "SyncPrefectClient", artifact: Artifact) -> None:
+        from prefect.client.schemas.actions import ArtifactCreate
+        from prefect.exceptions import PrefectHTTPStatusError
+
+        artifact_id = self._ids.get(artifact.key) or self._from_earlier_process(client, artifact)
+        if artifact_id is not None:
+            changed = {"data": artifact.data, "description": artifact.description}
+            try:
+                # `client.update_artifact` would also send an event with all the data.
+                client.request("PATCH", "/artifacts/{id}", json=changed, path_params={"id": artifact_id})
+            except PrefectHTTPStatusError as fault:
+                if fault.response.status_code != HTTPStatus.NOT_FOUND:
+                    raise  # after a 404 the database is new, and the artifact is created again
+            else:
+                self._ids[artifact.key] = artifact_id
+                return
+        created = client.create_artifact(
+            ArtifactCreate(
+                key=artifact.key,
+                type=artifact.kind,
+                data=artifact.data,
+                description=artifact.description,
+                flow_run_id=self._flow_run_id,
+            )
+        )
+        self._ids[artifact.key] = created.id
+
+    def _from_earlier_process(self, client: "SyncPrefectClient", artifact: Artifact) -> UUID | None:
+        """Id of the artifact that an earlier process of the same flow run created; None if there is none."""
+        from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+
+        wanted = ArtifactFilter(
+            flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]), key=ArtifactFilterKey(any_=[artifact.key])
+        )
+        found = client.read_artifacts(artifact_filter=wanted, limit=1)
+        return found[0].id if found else None
+
+
+def _alt(caption: str) -> str:
+    """Remove brackets, which would end the image's alternative text: metrics may have any name."""
+    return re.sub(r"[\[\]\\\n]", " ", caption)
+
+
+@dataclass(slots=True)
+class _Part:
+    """One artifact: whether it is outdated, and when it may be written again."""
+
+    name: str
+    outdated: bool = False
+    not_before: float = float("-inf")
+
+
+class UpdateSchedule:
+    """Decides which artifacts are due: outdated ones, each at most once per interval. The caller passes the time."""
+
+    def __init__(self, names: Iterable[str] = _INTERVAL_SECONDS) -> None:
+        """Start with all artifacts up to date; artifacts that are not in `names` never become due."""
+        self._parts = {name: _Part(name) for name in names}
+
+    def mark(self, names: Iterable[str]) -> None:
+        """Mark these artifacts as outdated."""
+        for name in self._parts.keys() & set(names):
+            self._parts[name].outdated = True
+
+    def take(self, now: float, *, last: bool = False) -> list[str]:
+        """Return the artifacts to write now, in order, and count them as written.
+
+        Args:
+            now: seconds on the caller's clock.
+            last: return all outdated artifacts, due or not.
+        """
+        due = [part for part in self._parts.values() if part.outdated and (last or part.not_before <= now)]
+        for part in due:
+            part.outdated = False
+            part.not_before = now + _INTERVAL_SECONDS[part.name]
+        return [part.name for part in due]
+
+    def failed(self, names: Iterable[str], now: float) -> None:
+        """Mark these artifacts as outdated, and pause all updates: writing them failed."""
+        self.mark(names)
+        for part in self._parts.values():
+            part.not_before = max(part.not_before, now + _PAUSE_SECONDS)
+
+    def seconds_until_due(self, now: float) -> float | None:
+        """Return the seconds until an artifact is due; None if none is outdated."""
+        waits = [part.not_before - now for part in self._parts.values() if part.outdated]
+        return max(0.0, min(waits)) if waits else None
+
+
+class ArtifactPublisher:
+    """A `Sink` that keeps the artifacts of a flow run up to date; outside a flow run it does nothing.
+
+    Use it as a context manager: on exit it writes the last state, if the server accepts it within a few seconds.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        log: RunLog,
+        *,
+        parts: Collection[str] = _INTERVAL_SECONDS.keys(),
+        notes: Sink = Silent(),  # noqa: B008 - Silent has no state
+        store: ArtifactStore | None = None,
+        context: Callable[[], contextvars.Context] | None = None,
+        request_seconds: float = _REQUEST_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read and request nothing yet.
+
+        Args:
+            spec: the run file's content.
+            log: the run's log; it may be read in several threads.
+            parts: names of the artifacts; only "progress" for a stage's flow run, whose parent shows the others.
+            notes: receives one warning if Prefect's API does not accept artifacts.
+            store: stores the artifacts; None: Prefect's API, for the flow run of the context.
+            context: waits for the context of the flow run; None: the current one.
+            request_seconds: limit of one request, and of the last update.
+            clock: monotonic time in seconds.
+        """
+        self._spec = spec
+        self._log = log
+        self._notes = notes
+        self._store = store
+        self._context = context
+        self._request_seconds = request_seconds
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._schedule = UpdateSchedule(parts)
+        self._all = len(parts) == len(_INTERVAL_SECONDS)
+        self._training: Training | None = None
+        self._step: int | None = None
+        self._closing = False
+        self._warned = False
+        self._draws_curves = False
+        self._drawn: Artifact | None = None
+        self._commits = CommitTable(log)
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        context = self._context
+        if context is None:
+            self._open_store()
+            # The copied context holds Prefect's settings.
+            context = contextvars.copy_context().copy
+        if self._store is not None or self._context is not None:
+            self._schedule.mark(("progress", "commits"))  # the state of a continued run
+            # A daemon thread, so that it never delays the exit.
+            self._thread = threading.Thread(target=self._run, args=(context,), name="baton-artifacts", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def emit(self, event: Event) -> None:
+        """Mark the artifacts that an event changes; the thread writes them. Never raises."""
+        match event:
+            case Training():
+                parts: tuple[str, ...] = ("progress",)
+            case Committed():
+                parts = ("progress", "commits")
+            case Evaluated():
+                parts = ("commits",)
+            case _:
+                return
+        with self._changed:
+            if isinstance(event, Training):
+                self._training = event
+            if isinstance(event, Training | Committed):
+                self._step = event.step
+            self._schedule.mark(parts)
+            self._changed.notify()
+
+    def draw_curves(self) -> None:
+        """Add the curves to the last state: the training has ended, and there is time."""
+        self._draws_curves = True
+
+    def close(self) -> None:
+        """Write the last state, if the server accepts it within the limit. Later events are dropped."""
+        with self._changed:
+            self._closing = True
+            self._schedule.mark(name for name in _INTERVAL_SECONDS if name != "curves" or self._draws_curves)
+            self._changed.notify()
+        if self._thread is not None and self._store is not None:  # a flow run that has not begun has nothing to show
+            self._thread.join(self._request_seconds)
+
+    def _run(self, context: Callable[[], contextvars.Context]) -> None:
+        """The thread: waits for the flow run, then writes its artifacts."""
+        try:
+            found = context()
+        except BaseException as fault:  # the flow run never begins, which the command reports
+            _LOGGER.debug("no artifacts, because there is no flow run", exc_info=fault)
+            return
+        found.run(self._open_store)
+        if self._store is not None:
+            found.run(self._work)
+
+    def _open_store(self) -> None:
+        from prefect.context import FlowRunContext  # in the thread, if there is one: a start does not wait for it
+
+        flow_run = FlowRunContext.get()
+        if self._store is None and flow_run is not None and flow_run.flow_run is not None:
+            self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while (wait := self._schedule.seconds_until_due(self._clock())) != 0 and not self._closing:
+                    self._changed.wait(wait)
+                last = self._closing
+                due = self._schedule.take(self._clock(), last=last)
+            try:
+                while due:
+                    self._update(due[0])
+                    due.pop(0)
+            except Exception as fault:  # noqa: BLE001 - no failure here may end the run; it is reported once
+                self._warn(fault)
+                with self._changed:
+                    self._schedule.failed(due, self._clock())
+            if last:
+                return
+
+    def _update(self, name: str) -> None:
+        artifact = self._artifact(name)
+        if artifact is not None and self._store is not None:
+            self._store.put(artifact)
+
+    def _artifact(self, name: str) -> Artifact | None:
+        """The artifact in its current state; None if there is nothing to show yet."""
+        home = self._log.home.uri
+        if name == "report":
+            return self._report() if self._log.home.exists(PAGE) else None
+        if name == "progress" and not self._all and self._step is None:
+            return None  # the parent flow run shows the committed progress
+        if name == "progress" and self._step is not None and not (self._closing and self._all):
+            target = self._training.target if self._training is not None else self._spec.train.known_target
+            return progress_of(home, step=self._step, target=target, now=self._training)
+        head = self._log.head()
+        if name == "progress":
+            tip = None if head is None else head.tip
+            step = 0 if tip is None else tip.step
+            known = self._spec if head is None else with_recorded_examples(self._spec, head.identity)
+            newest = self._log.newest_seen()
+            logged = None if newest is None or newest.totals is None else newest.totals.target
+            return progress_of(home, step=step, target=known.train.target_ahead(step, logged), now=self._training)
+        return None if head is None else self._curves() if name == "curves" else self._table(head)
+
+    def _report(self) -> Artifact:
+        if (head := self._log.head()) is not None:
+            self._commits.update(head)
+        curves = self._curves() if self._draws_curves else None
+        return report_of(self._log.home.uri, commits=self._commits.rows(), curves=curves)
+
+    def _table(self, head: Head) -> Artifact | None:
+        self._commits.update(head)
+        return commits_of(self._log.home.uri, self._commits) if self._commits.rows() else None
+
+    def _curves(self) -> Artifact | None:
+        if self._drawn is None:  # the training has ended, so they stay as they are
+            self._drawn = curves_of(self._log.home.uri, tuple(self._log.entries(blocks="written")))
+        return self._drawn
+
+    def _warn(self, fault: Exception) -> None:
+        _LOGGER.debug("the artifacts in Prefect are outdated", exc_info=fault)
+        if not self._warned:
+            self._warned = True
+            reason = f"{type(fault).__name__}: {fault}".splitlines()[0]
+            self._notes.emit(
+                Note(text=f"the run's artifacts in Prefect are outdated ({reason}); training continues", warning=True)
+            )

@@ -1,0 +1,86 @@
+"""What relies on Prefect's internals, each with its reason; and a script that serves Prefect's API.
+
+`server.py` runs `python -P internals.py DESCRIPTOR`, which serves the application that Prefect's own command line for
+its embedded server serves, on an open socket. It is imported without garbage collection, which saves a fifth of the
+time. Prefect migrates its database when the server starts, and two servers that create the same tables at once fail.
+So the servers of one PREFECT_HOME migrate one after another: each holds a lock, which the system takes back if it dies.
+
+Besides the names here, Baton relies on internals of Prefect 3.8.8 in three places: `server.py` sets the environment
+variables with which Prefect starts its own embedded server (`PREFECT__SERVER_...`); `record.py` runs its engine
+outside the main thread, where it handles no signals; and `artifacts.py` updates artifacts without the event that has
+their data.
+"""
+
+import fcntl
+import gc
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Final
+
+_STARTUP_FAILURE: Final = 3  # uvicorn's exit code
+_LOCK: Final = ".baton-migrations.lock"  # in PREFECT_HOME
+
+
+def main(descriptor: int) -> int:
+    """Serve until SIGTERM.
+
+    Args:
+        descriptor: file descriptor of the listening socket.
+
+    Returns:
+        The exit code: 0, or 3 if the server did not start.
+    """
+    gc.disable()  # the imports create millions of objects and next to no garbage
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    class OneAtATime(uvicorn.Server):
+        """A server that migrates its database while no other one of this PREFECT_HOME does."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            settings = get_current_settings()
+            # Nothing else runs in this process yet, so it may wait for the lock.
+            with _locked(settings.home) if settings.server.database.migrate_on_start else nullcontext():
+                await super().startup(sockets)
+
+    config = uvicorn.Config(create_app(), log_level="error", lifespan="on")
+    gc.freeze()
+    gc.enable()
+    server = OneAtATime(config)
+    server.run(sockets=[socket.socket(fileno=descriptor)])
+    return 0 if server.started else _STARTUP_FAILURE
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Hold the lock of a PREFECT_HOME."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # the database is elsewhere, and nothing can be written here
+            fcntl.flock(stack.enter_context((home / _LOCK).open("ab")), fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def lease_shield() -> Iterator[None]:
+    """Keep a server that is down from ending the flow run before the work in this context is done.
+
+    A flow run of a deployment with a concurrency limit renews the lease of its slot every 225 seconds. After three
+    failed requests in a row, some five seconds, Prefect 3.8.8 raises CancelledError in the main thread, wherever it is,
+    because another flow run may now take the slot. The segment in training would be lost. Baton does not need this: its
+    log lets only one process commit. So the error waits behind the shield that Prefect uses for its own work. The flow
+    run then crashes after the work is committed, and the next flow run continues from there.
+
+    Signals are not delayed: Prefect cancels a flow run with SIGTERM.
+    """
+    from prefect._internal.concurrency.cancellation import shield
+
+    with shield():
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,343 @@
+"""Stages as Prefect deployments: each try is a flow run, started and waited for until there is an answer.
+
+`runner_for` chooses where each stage of a run file runs. Whatever becomes of a flow run (it fails, crashes, vanishes,
+is cancelled, runs twice, or outlives this process), the next step is the same: read the log, and start another flow
+run for what is missing there.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID
+
+from prefect.client.schemas.objects import State, StateType
+
+from flows.runner import Runner, StageStopped
+from flows.with_prefect.flow_runs import FlowRuns, FlowRunWait, RemoteCall, is_over
+from tasks.foundation import errors
+from tasks.foundation.contracts.attempt import LAUNCH
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.log_entry import SegmentResult
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import ErrorReport, RemoteContext, StageCall, pack
+from tasks.foundation.errors import (
+    AcceleratorLost,
+    AnotherVersion,
+    BatonError,
+    DamagedCheckpoint,
+    InvalidInput,
+    NoProgress,
+    RunLogError,
+    StageLost,
+    StorageError,
+    StoreUnreachable,
+)
+from tasks.foundation.machine.processes import HASH_SEED, hash_seed
+from tasks.foundation.machine.stops import Stops
+from tasks.foundation.machine.threads import run_uninterrupted
+from tasks.foundation.messages import with_place
+from tasks.foundation.model.code_digest import file_references, module_digest
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.runlog.stage_results import take_answer, take_error
+from tasks.foundation.stage import Place, Stage, label_of
+from tasks.foundation.telemetry.events import Note, Phase, Sink
+from tasks.stages import CHECKPOINT_TO_GCS, STAGES, TRAIN_SEGMENT
+
+C = TypeVar("C", bound=StageCall)
+A = TypeVar("A", bound=Contract)
+
+# If one of them is remote, a segment's result is handed from one to the other by a file in the home.
+_HAND_ON = {TRAIN_SEGMENT.name, CHECKPOINT_TO_GCS.name}
+_POLL_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+# A cancelled stage commits within its grace period; this is for the news of it.
+_NEWS_SECONDS = 30.0
+# What this process needs of its own grace period, to say where the run stands.
+_TO_LEAVE_SECONDS = 2.0
+# Another try may help: the stage lost its machine, its devices or the way to the store.
+_ANOTHER_TRY = frozenset(kind.__name__ for kind in (AcceleratorLost, StageLost, StoreUnreachable))
+
+
+def runner_for(
+    spec: RunSpec, local: Runner, *, attempt: str | None, telemetry: Sink, max_seconds: float | None = None
+) -> Runner:
+    """The runner for the stages of a run file.
+
+    Args:
+        spec: the run file; its `stages` name the deployments.
+        local: runs the other stages, in this process.
+        attempt: the attempt that the stages belong to, a uuid4 made in this process. None outside a training run; no
+            attempt record is written.
+        telemetry: receives warnings about Prefect's API.
+        max_seconds: time budget of the command, from now; a stage that has not started by then is not waited for.
+
+    Raises:
+        InvalidInput: a deployment does not exist, or belongs to another flow.
+    """
+    placements = spec.stages.remote()
+    if not placements:
+        return local
+    flow_runs = FlowRuns(telemetry=telemetry)
+    for name, placement in placements.items():
+        deployment = placement.deployment or ""
+        require_flow_of(name, deployment)
+        flow_runs.require_deployment(deployment, of=f"stages.{name}.deployment")
+    until = None if max_seconds is None else time.monotonic() + max_seconds
+    stages = RemoteStages(flow_runs=flow_runs, attempt=attempt, until=until, remote=frozenset(placements))
+    return Launcher(local=local, stages=stages)
+
+
+def require_flow_of(stage: str, deployment: str) -> None:
+    """Refuse a deployment of another flow, which could not read the stage's call.
+
+    Args:
+        stage: name of the stage.
+        deployment: FLOW/DEPLOYMENT.
+
+    Raises:
+        InvalidInput: the flow is not the stage's.
+    """
+    flow, _, name = deployment.partition("/")
+    if flow != label_of(stage):
+        raise InvalidInput(
+            f"stages.{stage}.deployment = {deployment} is of the flow {flow}, but the stage's flow is "
+            f"{label_of(stage)}, of flows/with_prefect/stage_flows.py; use {label_of(stage)}/{name} if it exists"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """Runs some stages as deployments, and the others in this process."""
+
+    local: Runner
+    stages: "RemoteStages"
+
+    @property
+    def remote(self) -> frozenset[str]:
+        """Names of the stages that run as deployments."""
+        return self.stages.remote
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Run a stage where the run file says."""
+        runner: Runner = self.stages if stage.name in self.remote else self.local
+        if not self.remote & _HAND_ON:
+            return runner.run(stage, call, place)
+        # Another error, or a kill, leaves the input to the next attempt.
+        try:
+            answer = runner.run(stage, call, place)
+        except DamagedCheckpoint:
+            stage.remote.drop_input(call, place)
+            raise
+        stage.remote.drop_input(call, place)
+        return answer
+
+
+def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:
+    """Digest of each function of the run file's folder that it names; layout and comments do not count."""
+    return {reference: module_digest(reference, folder) for reference in file_references(spec)}
+
+
+class _Lost(Exception):
+    """A flow run ended without an answer, and not because of an error of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStages:
+    """Runs stages as Prefect deployments.
+
+    Attributes:
+        flow_runs: Prefect's API.
+        attempt: the attempt that the stages belong to, a uuid4 made in this process. None outside a training run; no
+            attempt record is written.
+        clock: seconds, never going back.
+        until: end of the time budget, by `clock`; a stage that has not started by then is not waited for.
+        remote: names of the stages.
+    """
+
+    flow_runs: FlowRuns
+    attempt: str | None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    until: float | None = None
+    remote: frozenset[str] = frozenset(stage.name for stage in STAGES)
+    _tries: list[UUID] = field(default_factory=list)
+    _key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Run a stage in another process; a stage that is lost is started again, as long as the run advances.
+
+        Raises:
+            BatonError: what the stage raised.
+            StageStopped: the stage was stopped.
+            NoProgress: it was lost again and again.
+        """
+        if stage.remote.starts_command(call):
+            self._end_orphans(stage.name, call.spec, place)
+        remote_call = self.remote_call(stage, call, place)
+
+        def work(stops: Stops) -> A:
+            tries = 0
+            while True:
+                ready = stage.remote.ready_answer(call, place)
+                if ready is not None:
+                    return ready
+                if stops.requested is not None and remote_call.cancellable:
+                    reason = stops.requested.reason
+                    raise StageStopped(reason, f"{remote_call} was not started ({reason.replace('_', ' ')})")
+                try:
+                    return self._try_once(remote_call, stage.answer, place, stops)
+                except _Lost as lost:
+                    tries += 1
+                    self._require_another_try(call.spec, place, tries, str(lost))
+                    text = f"{lost}; reading the log and trying again"
+                    place.telemetry.emit(Note(text=text, warning=True))
+                self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
+
+        left = None if self.until is None else max(self.until - self.clock(), 0.0)
+        answer = run_uninterrupted(work, call.spec.stop, within_seconds=left, telemetry=place.telemetry)
+        stage.remote.on_answer(answer, place)
+        return answer
+
+    def remote_call(self, stage: Stage[C, A], call: C, place: Place) -> RemoteCall:
+        """A call as it is sent: storage and code by addresses that hold in other processes."""
+        placement = call.spec.stages.remote()[stage.name]
+        folder = place.code_folder.resolve()
+        remote = stage.remote.remote_call(call, place)
+        remote = remote.model_copy(update={"spec": remote.spec.model_copy(update={"storage": place.root.uri})})
+        context = RemoteContext(
+            code_folder=placement.code_folder or str(folder),
+            code=code_digests(call.spec, folder) if stage.remote.needs_code else {},
+            attempt=self.attempt,
+        )
+        return RemoteCall(
+            stage=stage.name,
+            deployment=placement.deployment or "",
+            spec=call.spec,
+            text=pack(remote, context),
+            aim=stage.aim(call),
+            cancellable=stage.remote.cancellable,
+        )
+
+    def _end_orphans(self, stage: str, spec: RunSpec, place: Place) -> None:
+        """Cancel flow runs of a stage that an earlier attempt left behind, and wait for their end.
+
+        A cancelled segment commits what it has trained. Left alone, it would hold an accelerator, and nobody would use
+        its result.
+        """
+        for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), lambda each: _is_of(each, spec.run, place)):
+            state = self.flow_runs.state(flow_run)
+            cancelled = state is not None and state.type is StateType.CANCELLING
+            what = "waiting for it to end, since it is cancelled" if cancelled else "cancelling it; it commits first"
+            text = f"flow run {flow_run} of an earlier attempt is still active; {what}"
+            place.telemetry.emit(Note(text=text, warning=True))
+            if not cancelled:
+                self.flow_runs.cancel(flow_run)
+            until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
+            while self.clock() < until and not is_over(self.flow_runs.state(flow_run)):
+                self.sleep(_POLL_SECONDS)
+
+    def _try_once(self, call: RemoteCall, kind: type[A], place: Place, stops: Stops) -> A:
+        home, telemetry = place.home, place.telemetry
+        telemetry.emit(Phase(cause=LAUNCH))
+        flow_run = self.flow_runs.start(
+            call.deployment,
+            {"call": call.text},  # text: a metric may be NaN, which Prefect's JSON does not allow
+            name=f"{call.spec.run} {call}",
+            tags=tags_of(call.spec.run, call.stage),
+            # One key for each try: a flow run of another attempt has another base, or is dead.
+            key=f"{self.attempt or self._key}/{len(self._tries)}",
+            environment=_hashes_of(place),
+        )
+        self._tries.append(flow_run)
+        telemetry.emit(Note(text=f"{call} runs as flow run {flow_run} of {call.deployment}"))
+        wait = FlowRunWait(
+            flow_run=flow_run, call=call, home=home, telemetry=telemetry, flow_runs=self.flow_runs,
+            clock=self.clock, sleep=self.sleep,
+        )  # fmt: skip
+        try:
+            state = wait.until_over(stops)
+        except StageStopped:
+            # A staged segment stays for the next attempt; any other answer is deleted, if that is quick.
+            with suppress(StorageError, RunLogError, AnotherVersion):
+                take_answer(home.with_deadline(_TO_LEAVE_SECONDS), str(flow_run), kind)
+            raise
+        answer = take_answer(home, str(flow_run), kind)
+        if answer is not None and not _was_stopped(answer):
+            return answer
+        what = f"{call} (flow run {flow_run} of {call.deployment})"
+        if state is None:
+            raise _Lost(f"{what} is not known to Prefect any more")
+        if state.type is StateType.FAILED:
+            fault = _error(state, place, flow_run, what)
+            if type(fault).__name__ not in _ANOTHER_TRY:
+                raise fault
+        if state.type is StateType.CANCELLED:
+            raise StageStopped("cancelled", f"{what} was cancelled; the same command continues the run")
+        if state.type is StateType.COMPLETED:
+            raise _Lost(f"{what} has completed, but its answer is not in {home.uri}; it writes to another folder")
+        raise _Lost(f"{what} ended without an answer ({state.name}: {state.message or 'no message'})")
+
+    def _require_another_try(self, spec: RunSpec, place: Place, tries: int, why: str) -> None:
+        """Refuse to rent an accelerator for a stage that is lost again and again.
+
+        Raises:
+            NoProgress: `stop.attempts_without_progress` tries in a row had no result.
+        """
+        limit = spec.stop.attempts_without_progress
+        head = place.log.head()
+        if head is not None and self.attempt is not None:
+            require_progress(place.home, head, limit=limit, now=datetime.now(UTC))
+        if tries >= limit:
+            raise NoProgress(f"{why}; {tries} tries in a row had no result. See the log of its work pool's worker")
+
+    def _pause(self, seconds: float, stops: Stops) -> None:
+        until = self.clock() + seconds
+        while stops.requested is None and self.clock() < until:
+            self.sleep(min(_POLL_SECONDS, seconds))
+
+
+def _hashes_of(place: Place) -> dict[str, str]:
+    """The variable that gives a stage's process the hash seed of the run."""
+    head = place.log.head()
+    seed = hash_seed() if head is None else head.environment.hash_seed
+    return {} if seed is None else {HASH_SEED: str(seed)}
+
+
+def tags_of(run: str, stage: str) -> tuple[str, ...]:
+    """Tags of a stage's flow runs."""
+    return ("baton", f"run:{run}", f"stage:{label_of(stage)}")
+
+
+def _is_of(parameters: Mapping[str, object], run: str, place: Place) -> bool:
+    """Whether a flow run belongs to this run; another version of Baton may have started it."""
+    try:
+        spec = json.loads(str(parameters["call"]))["spec"]
+        return bool(spec["run"] == run and spec["storage"] == place.root.uri)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _was_stopped(answer: Contract) -> bool:
+    """Whether the answer only says that the stage was stopped by a signal and has committed what it had."""
+    return isinstance(answer, SegmentResult) and answer.staged is None and answer.exit_reason in {"sigterm", "sigint"}
+
+
+def _error(state: State, place: Place, flow_run: UUID, what: str) -> BatonError:
+    """The error that the stage raised, with the flow run in its message."""
+    with suppress(StorageError, RunLogError, AnotherVersion):
+        report = take_error(place.home, str(flow_run))
+        if report is not None:
+            return report.model_copy(update={"message": with_place(report.message, f"in {what}")}).to_error()
+    # An older version reports no more than the class, as the name of the state; so does a stage without a home.
+    kind = getattr(errors, state.name or "", None)
+    if not (isinstance(kind, type) and issubclass(kind, BatonError)):
+        return BatonError(f"{what} failed: {state.message or state.name}")
+    names = [each.__name__ for each in kind.__mro__ if issubclass(each, BatonError)]
+    message = with_place(state.message or "", f"in {what}")
+    return ErrorReport(error=names[0], bases=tuple(names[1:]), message=message).to_error()

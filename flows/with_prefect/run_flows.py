@@ -1,0 +1,288 @@
+"""The flows of deployments: train-run, evaluate-best and audit.
+
+train-run is the relay: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate.
+evaluate-best evaluates a committed checkpoint again, by default the best one: as a scheduled check, it compares the
+metrics in the log with those that the checkpoint's bytes give today. audit executes committed steps again, as `baton
+audit` does, and fails if a bit differs: it finds what no checksum sees.
+
+This file is not called flows.py: Prefect loads it by its path, with its folder first in Python's search path.
+"""
+
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from prefect import flow, tags
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from flows.admit import Admitted, admit
+from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
+from flows.opened_run import Goal, Run, run_of_deployment, write_run_file
+from flows.process.library_output import mask_library_output
+from flows.process.main_module import keep_main_module_from_children
+from flows.proof.audit import audit_in_scratch, receipt_lines
+from flows.proof.choose import Choice
+from flows.result import RelayResult
+from flows.runner import StageStopped
+from flows.with_prefect.internals import lease_shield
+from flows.with_prefect.record import PrefectRunLogger, failed, recorded_relay, tag_flow_run, tags_of
+from flows.with_prefect.remote_stage import runner_for
+from flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
+from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.contracts.home_files import AuditReceipt
+from tasks.foundation.contracts.identity import accepted_keys
+from tasks.foundation.contracts.log_entry import Evaluation
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BatonError, RunAtWork
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.tpu import announce_tpu
+from tasks.foundation.runlog.receipts import store_receipt
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from tasks.foundation.telemetry.events import Note, Sink, warnings_as_notes
+from tasks.foundation.telemetry.formatting import metric_words, step_words
+
+quiet_tensorflow()
+mask_library_output()
+announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
+
+# Exit reasons that the metadata server causes.
+MACHINE_GOES = frozenset({"preempted", "maintenance"})
+
+
+class MachineIsGoing(TerminationSignal):
+    """The metadata server announced the end of this machine; Prefect treats it like SIGTERM.
+
+    Attributes:
+        reason: preempted or maintenance.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(signal=signal.SIGTERM)
+        self.reason = reason
+
+
+def target_name(spec: RunSpec, until_step: int | None) -> str:
+    """Name of a flow run that trains: the run and its target, as `digits-cnn → 2000`."""
+    target = until_step or spec.train.known_target
+    return f"{spec.run} → {f'epoch {spec.train.epochs:g}' if target is None else target}"
+
+
+def train_run_name() -> str:
+    """Name of a deployment's flow run; see `target_name` and `run_name`."""
+    return _named(lambda spec: target_name(spec, flow_run.parameters.get("until_step")))
+
+
+def run_name() -> str:
+    """Name of a flow run: the training run's, or the file's if the run file is refused.
+
+    Prefect names a flow run before it begins. An error here would be the engine's: the flow run would crash, or stay
+    pending. The flow itself meets the same refusal, and fails with its message.
+    """
+    return _named(lambda spec: spec.run)
+
+
+def _named(name_of: Callable[[RunSpec], str]) -> str:
+    file, overrides = Path(flow_run.parameters["run_file"]), flow_run.parameters.get("overrides")
+    try:
+        return name_of(load_run_file(file, overrides or []).spec)
+    except BatonError:
+        return file.name or str(file)
+
+
+@flow(name="train-run", flow_run_name=train_run_name, validate_parameters=True)
+def train_run(
+    run_file: str,
+    overrides: list[str] | None = None,
+    *,
+    until_step: int | None = None,
+    max_segments: int | None = None,
+    max_seconds: float | None = None,
+    accept: list[str] | None = None,
+    try_again: bool = False,
+    take_over: bool = False,
+) -> State[RelayResult] | State[str]:
+    """Train a run to its goal, in segments, from wherever its log says that it is.
+
+    It returns a `RelayResult`. A flow run that ends within its own limits (segments, seconds) with work left is
+    `Stopped`, which Prefect counts as completed; one that loses its machine has crashed.
+
+    Args:
+        run_file: path of the run file.
+        overrides: settings that replace those of the file, each as a.b=c.
+        until_step: the absolute step to train to; left out: train.steps, or the end of train.epochs.
+        max_segments: stop after this many segments.
+        max_seconds: stop after this many seconds; left out: train.stop_after_seconds.
+        accept: accepted changes of identity keys, as compile.optimizer.
+        try_again: forget earlier attempts without progress.
+        take_over: start even if another process trains the run; without it the flow run is `Stopped` at once.
+    """
+    PROCESS_DEADLINE.clear()
+    keep_main_module_from_children(only_of="prefect")
+    try:
+        run = Run.open(load_run_file(Path(run_file), overrides or []))
+        goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+        accepted = accepted_keys(",".join(accept or []))
+
+        def admission(telemetry: Sink) -> Admitted | RelayResult:
+            return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
+
+        logger = PrefectRunLogger(logger_of_stage)
+        tag_flow_run(run.spec, logger)
+        with tags(*tags_of(run.spec)), lease_shield():
+            # The process of a deployment's flow run exists for this run only.
+            result = recorded_relay(run, admission, telemetry=logger, whole_process=deployment.id is not None)
+    except RunAtWork as fault:
+        # A scheduled flow run beside a run at work has nothing to do, and has not failed.
+        return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
+    except BatonError as fault:
+        return failed(fault)
+    if not prefect_responds():
+        # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
+        logger.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
+    return final_state(result, run.spec)
+
+
+def final_state(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
+    """The flow run's last state, whose message says where the run stands.
+
+    Raises:
+        MachineIsGoing: the machine is about to go.
+    """
+    if result.exit_reason in MACHINE_GOES:
+        raise MachineIsGoing(result.exit_reason)
+    prefix = "validation_"
+    evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
+    words = metric_words(evaluated or result.metrics).replace("  ", ", ")
+    where = f"{spec.run} is at {step_words(result.step, result.target, result.epoch)}"
+    if words:
+        where += f", {'validation' if evaluated else 'training'} {words}"
+    if result.stopped:
+        why = result.exit_reason.replace("_", " ")
+        return Completed(name="Stopped", message=f"{why}: {where}, with work left to do", data=result)
+    why = {"nothing_to_do": "nothing to do: ", "finished_early": "ended early: "}.get(result.exit_reason, "")
+    return Completed(message=f"{why}{where}", data=result)
+
+
+@flow(name="evaluate-best", flow_run_name=run_name, validate_parameters=True)
+def evaluate_best(
+    run_file: str,
+    overrides: list[str] | None = None,
+    step: Step = "best",
+    on: SetName = "validation",
+    *,
+    trust_code: bool = False,
+) -> State[FreshEvaluation]:
+    """Evaluate a committed checkpoint again, on all examples of a set, and compare the metrics with the log.
+
+    It returns a `FreshEvaluation`. If the metrics differ from the log, the flow run logs a warning and ends as
+    `Differs`, which Prefect counts as completed. If the stage is a deployment and is cancelled, so is this flow run.
+
+    Args:
+        run_file: path of the run file; or the address of the run's home, whose run file and code are used.
+        overrides: settings that replace those of the file, each as a.b=c.
+        step: "best" (by checkpoint.keep_best; the newest if none was evaluated yet), the step of a retained
+            checkpoint, or null for the newest.
+        on: the set, validation or test.
+        trust_code: run the code of a home that is in a bucket, or that another user can write to.
+    """
+    notes: list[str] = []
+    try:
+        run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
+        with tags(*tags_of(run.spec)):
+            telemetry = PrefectRunLogger(logger_of_stage)
+            for text in notes:
+                telemetry.emit(Note(text=text))
+            tag_flow_run(run.spec, telemetry)
+            with warnings_as_notes(telemetry):
+                done = evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry, on=on)
+    except StageStopped as stop:
+        return stopped(stop)
+    except BatonError as fault:
+        return failed(fault)
+    return evaluated(done)
+
+
+def _evaluate(run: Run, chosen: Chosen, telemetry: Sink) -> Evaluation:
+    """Evaluate through the stages, in this process or as deployments."""
+    with PrefectTasks() as tasks:
+        # No attempt: this is not a part of training.
+        return run_stages(run, chosen, runner_for(run.spec, tasks, attempt=None, telemetry=telemetry), telemetry)
+
+
+def evaluated(result: FreshEvaluation) -> State[FreshEvaluation]:
+    """The last state of a flow run that has evaluated; Prefect's pages show its message."""
+    metrics = " ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    how = {None: "not evaluated before", True: "same as the log", False: "DIFFERS from the log"}[result.agrees]
+    name = "Differs" if result.agrees is False else "Completed"
+    return Completed(name=name, message=f"step {result.step}, {result.on}: {metrics}; {how}", data=result)
+
+
+def stopped(stop: StageStopped) -> State[FreshEvaluation]:
+    """The last state of a flow run whose stage was stopped.
+
+    Raises:
+        MachineIsGoing: this flow run's machine is about to go.
+    """
+    if stop.reason in MACHINE_GOES:
+        raise MachineIsGoing(stop.reason) from stop
+    return Cancelled(message=f"nothing was evaluated: {stop}")
+
+
+@flow(name="audit", flow_run_name=run_name, validate_parameters=True)
+def audit(
+    run_file: str,
+    overrides: list[str] | None = None,
+    choice: Choice = "sample",
+    count: int = 1,
+    seed: int | None = None,
+    *,
+    trust_code: bool = False,
+) -> State[AuditReceipt]:
+    """Execute committed steps again in processes of this machine, and compare every bit with the log.
+
+    A receipt goes into the run's home, whatever the audit finds. If a bit differs, the flow run ends as `Differs`,
+    which Prefect counts as failed; its message is what `baton audit` prints.
+
+    Args:
+        run_file: path of the run file; or the address of the run's home, whose run file and code are used.
+        overrides: settings that replace those of the file, each as a.b=c.
+        choice: "sample", "last" or "all", as `baton audit` has them.
+        count: size of the sample.
+        seed: draws the sample; null: a new one each time.
+        trust_code: run the code of a home that is in a bucket, or that another user can write to.
+    """
+    notes: list[str] = []
+    try:
+        run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
+        with tags(*tags_of(run.spec)):
+            telemetry = PrefectRunLogger()
+            for text in notes:
+                telemetry.emit(Note(text=text))
+            tag_flow_run(run.spec, telemetry)
+            with warnings_as_notes(telemetry):
+                write_run_file(run)  # for the processes that execute it
+                receipt = audit_in_scratch(
+                    run,
+                    tuple(overrides or ()),
+                    choice=choice,
+                    count=count,
+                    seed=secrets.randbelow(2**31) if seed is None else seed,
+                    telemetry=telemetry,
+                )
+            address = store_receipt(receipt, run.home)
+    except BatonError as fault:
+        return failed(fault)
+    return audited(receipt, address)
+
+
+def audited(receipt: AuditReceipt, address: str) -> State[AuditReceipt]:
+    """The last state of a flow run that has audited; Prefect's pages show its message."""
+    message = "\n".join([*receipt_lines(receipt), f"receipt: {address}"])
+    if receipt.verdict == "same":
+        return Completed(message=message, data=receipt)
+    return Failed(name="Differs", message=message)

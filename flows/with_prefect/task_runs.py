@@ -1,0 +1,314 @@
+"""Stages of this process, recorded as Prefect task runs beside the work.
+
+Each stage runs at once, in the thread that calls it. Another thread tells Prefect: the task run begins when Prefect
+answers, waits for the stage, and ends as the stage ended. So a server that is slow or gone delays no stage and fails
+none. Prefect records what a run does; the run does not depend on it.
+
+The task engine asks the API before a task begins, for the concurrency limits of its tags. A limit does not hold a stage
+back either: a commit that waits for the slot of the training that it runs beside would never end.
+
+Prefect is imported in the threads that tell it, when there is a flow run: a start does not wait for the import.
+"""
+
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+from uuid import UUID
+
+from flows.process.stop_signals import is_clean_stop
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.stage_calls import StageCall
+from tasks.foundation.messages import masked
+from tasks.foundation.stage import Place, Stage
+from tasks.foundation.telemetry.events import Note, Sink
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+C = TypeVar("C", bound=StageCall)
+A = TypeVar("A", bound=Contract)
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+# How long a server may take to respond, before it counts as not responding.
+_PATIENCE_SECONDS: Final = 20.0
+# How long the end of a flow run waits for the last task runs to be recorded.
+_CLOSE_SECONDS: Final = 3.0
+# So many task runs may wait for a slow server; later ones are not recorded. Each holds a thread, but no data.
+_MOST_WAITING: Final = 16
+_ABSENT: Final = "Prefect is not responding and does not record what is done; the run continues"
+
+
+# Stage -> the stages that hand the run over to it: the newest of their task runs is its only predecessor in Prefect's
+# graph. A segment continues the state of the segment before, while that one's checkpoint is still being committed.
+_HANDED_OVER_BY: Final = {
+    "init-or-restore": ("prepare-data",),
+    "train-segment": ("init-or-restore", "train-segment"),
+    "checkpoint-to-gcs": ("init-or-restore", "train-segment"),
+    "evaluate": ("init-or-restore", "train-segment"),
+}
+
+# The task run of the stage that runs in this thread.
+_RECORD: ContextVar["_Record | None"] = ContextVar("record", default=None)
+
+
+def logger_of_stage() -> Log | None:
+    """The logger of the task run of this thread's stage; None outside a stage, or before the task run has begun."""
+    record = _RECORD.get()
+    return None if record is None else record.logger
+
+
+def prefect_responds() -> bool:
+    """Whether Prefect's API, embedded or a server, responds to one request without retries."""
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectException
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    try:
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(httpx_settings={"timeout": _PATIENCE_SECONDS}, sync_client=True) as client,
+        ):
+            return client.api_healthcheck() is None
+    except (httpx.HTTPError, PrefectException, RuntimeError, OSError):
+        return False
+
+
+@dataclass(slots=True)
+class PrefectStatus:
+    """Whether Prefect records what is done; an absence is reported once."""
+
+    responds: Callable[[], bool] = prefect_responds
+    clock: Callable[[], float] = time.monotonic
+    reported_absent: bool = False
+
+    def absent(self, telemetry: Sink) -> None:
+        """Prefect does not respond."""
+        if not self.reported_absent:
+            self.reported_absent = True
+            telemetry.emit(Note(text=_ABSENT, warning=True))
+
+    def failed(self, label: str, fault: BaseException, telemetry: Sink) -> None:
+        """Prefect's engine failed before or after a stage; say whether Prefect is away."""
+        if not self.responds():
+            self.absent(telemetry)
+            return
+        why = masked(f"{type(fault).__name__}: {fault}".splitlines()[0])
+        telemetry.emit(Note(text=f"Prefect could not record {label} ({why}); the run continues", warning=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a stage ended, in the words of Prefect's states."""
+
+    kind: Literal["Completed", "Failed", "Crashed"] = "Completed"
+    message: str | None = None
+    name: str | None = None  # None: that of the kind
+
+    def state(self) -> "State[None]":
+        """The last state of the task run."""
+        from prefect import states
+
+        made: State[None] = getattr(states, self.kind)(message=self.message, name=self.name)
+        return made
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """One stage's task run.
+
+    Attributes:
+        label: the stage's name in Prefect.
+        name: the task run's name.
+        telemetry: receives a warning if it cannot be recorded.
+        asked_at: the clock when the stage began.
+        predecessor: the stage that handed the run over; None: it is the first.
+        begun: the task run has begun, or never will. Task runs begin in the order of their stages.
+        ended: the stage has ended.
+        end: how it ended.
+        logger: of the task run, once it has begun.
+        task_run_id: of the task run, once it has begun.
+    """
+
+    label: str
+    name: str
+    telemetry: Sink
+    asked_at: float
+    predecessor: "_Record | None" = None
+    begun: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    end: _End = _End()
+    logger: Log | None = None
+    task_run_id: UUID | None = None
+
+    def wait_for_stage(self) -> "State[None]":
+        """The body of the task: ends when the stage has ended, in the stage's state."""
+        from prefect import get_run_logger
+        from prefect.context import TaskRunContext
+        from prefect.exceptions import MissingContextError
+
+        with suppress(MissingContextError):
+            self.logger = get_run_logger()
+        running = TaskRunContext.get()
+        self.task_run_id = None if running is None else running.task_run.id
+        self.begun.set()
+        self.ended.wait()
+        return self.end.state()
+
+    def handed_over(self) -> "list[State[str]] | None":
+        """What the task waits for: a state that stands for the predecessor, which has begun and need not have ended."""
+        from prefect.client.schemas.objects import StateDetails
+        from prefect.states import Completed
+
+        before = self.predecessor
+        if before is None or before.task_run_id is None:
+            return None
+        # Prefect asks a state for its result, and refuses one without.
+        return [Completed(data=before.name, state_details=StateDetails(task_run_id=before.task_run_id))]
+
+
+class PrefectTasks:
+    """Runs every stage in this process, in the thread that calls, and records it as a Prefect task run.
+
+    Use it as a context manager: on exit it waits a moment for the last task runs to be recorded. May be called in
+    several threads, each with a copy of the flow run's context.
+    """
+
+    remote: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        status: PrefectStatus | None = None,
+        *,
+        context: Callable[[], contextvars.Context] | None = None,
+    ) -> None:
+        """Make no request yet.
+
+        Args:
+            status: reports if Prefect is absent; None: a new one.
+            context: waits for the context of the flow run; None: the flow run of the thread that calls a stage.
+        """
+        self._context = context
+        self._status = PrefectStatus() if status is None else status
+        self._lock = threading.Lock()
+        self._threads: dict[threading.Thread, _Record] = {}
+        self._last: _Record | None = None
+        self._stages: list[_Record] = []  # the newest of each stage, in the order of their beginnings
+        self._flow_run_began = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
+    ) -> None:
+        stopped = fault is not None and not isinstance(fault, Exception)
+        if stopped and not self._flow_run_began:
+            self._closed = True  # a server that is not up yet delays no stop
+        else:
+            self.close()
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Run the stage once; returns what it returns and raises what it raises, whatever Prefect does."""
+        work = stage.load()
+        record = self._begin(stage.label, f"{stage.label} {stage.subject(call)}", place.telemetry)
+        token = _RECORD.set(record)
+        try:
+            return work(call, place)
+        except Exception as fault:
+            record.end = _End("Failed", _words(fault))
+            raise
+        except BaseException as fault:
+            record.end = _End(name="Stopped") if is_clean_stop(fault) else _End("Crashed", _words(fault))
+            raise
+        finally:
+            _RECORD.reset(token)
+            record.ended.set()
+            self._report_slowness(record)
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Wait until the task runs of all ended stages are recorded, at most this long.
+
+        What is not recorded by then may still be retrying; if Prefect does not respond, that is reported now.
+        """
+        until = time.monotonic() + (0.0 if self._status.reported_absent else seconds)
+        with self._lock:
+            ended = {thread: record for thread, record in self._threads.items() if record.ended.is_set()}
+        for thread in ended:
+            thread.join(max(until - time.monotonic(), 0.0))
+        unrecorded = [record for thread, record in ended.items() if thread.is_alive()]
+        # Before the flow run has begun, its thread may still import Prefect, and no other thread may do so at the time.
+        if unrecorded and self._flow_run_began and not self._status.reported_absent and not self._status.responds():
+            self._status.absent(unrecorded[0].telemetry)
+        self._closed = True
+
+    def _begin(self, label: str, name: str, telemetry: Sink) -> _Record:
+        """Begin to record a stage, without waiting."""
+        record = _Record(label, name, telemetry, self._status.clock())
+        with self._lock:
+            waiting = [each for each in self._threads.values() if not each.begun.is_set()]
+            record.predecessor = self._newest(_HANDED_OVER_BY.get(label, ()))
+            if len(waiting) < _MOST_WAITING:
+                here = contextvars.copy_context()  # the flow run, its tags and its client
+                work = (record, self._last, here.copy if self._context is None else self._context)
+                thread = threading.Thread(target=self._record, args=work, name=f"baton-{label}", daemon=True)
+                self._threads[thread] = self._last = record
+                self._stages = [*(each for each in self._stages if each.label != label), record]
+                thread.start()
+        if waiting:
+            self._report_slowness(waiting[0])
+        return record
+
+    def _record(self, record: _Record, before: _Record | None, context: Callable[[], contextvars.Context]) -> None:
+        """Run the task of a stage, in a thread of its own, after the one before has begun."""
+        if before is not None:
+            before.begun.wait()
+
+        def stage() -> "State[None]":
+            self._status.reported_absent = False  # only the begin of a task asks the API
+            return record.wait_for_stage()
+
+        try:
+            try:
+                flow_run = context()
+            except BaseException:  # noqa: BLE001 - there is no flow run, which its owner reports
+                return
+            self._flow_run_began = True
+            from prefect import task
+            from prefect.cache_policies import NO_CACHE
+
+            # Never cached: only the run's log says what is done already. No parameters: the engine walks through them.
+            recorded = task(name=record.label, task_run_name=lambda: record.name, cache_policy=NO_CACHE)(stage)
+            flow_run.run(recorded, wait_for=record.handed_over())
+        except BaseException as fault:  # noqa: BLE001 - what Prefect cannot record is reported, and fails no stage
+            record.begun.set()
+            if not self._closed:
+                self._status.failed(record.label, fault, record.telemetry)
+        finally:
+            record.begun.set()
+            with self._lock:
+                del self._threads[threading.current_thread()]
+
+    def _newest(self, labels: tuple[str, ...]) -> _Record | None:
+        return next((each for each in reversed(self._stages) if each.label in labels), None)
+
+    def _report_slowness(self, record: _Record) -> None:
+        if (
+            self._flow_run_began
+            and not record.begun.is_set()
+            and self._status.clock() - record.asked_at > _PATIENCE_SECONDS
+        ):
+            self._status.absent(record.telemetry)
+
+
+def _words(fault: BaseException) -> str:
+    return masked(f"{type(fault).__name__}: {fault}".strip(": "))

@@ -1,0 +1,48 @@
+"""The lease shield against Prefect's own lease renewal, in a separate process, with a server that is down."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import forked
+
+WORK = """
+import sys, time, uuid
+from contextlib import nullcontext
+from prefect.concurrency._leases import maintain_concurrency_lease
+from flows.with_prefect.internals import lease_shield
+
+shield = lease_shield() if sys.argv[1] == "shielded" else nullcontext()
+try:
+    # Prefect's engine does this around every flow run of a deployment with a concurrency limit.
+    with maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
+        with shield:
+            for _ in range(100):
+                time.sleep(0.2)
+            print("the work is done")
+        time.sleep(1)
+except BaseException as fault:
+    print(type(fault).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_failed_lease_renewal_waits_for_the_shielded_work(tmp_path: Path) -> None:
+    unused_address = "http://127.0.0.1:9/api"
+    # Side by side, because both mostly wait.
+    processes = {
+        how: forked.Popen(
+            [sys.executable, "-c", WORK, how],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PREFECT_API_URL": unused_address, "PREFECT_HOME": str(tmp_path / how)},
+        )
+        for how in ("shielded", "unshielded")
+    }
+    outputs = {how: process.communicate(timeout=300) for how, process in processes.items()}
+    assert outputs["shielded"][0].splitlines() == ["the work is done", "CancelledError"], outputs["shielded"][1]
+    assert outputs["unshielded"][0].splitlines() == ["CancelledError"], outputs["unshielded"][1]

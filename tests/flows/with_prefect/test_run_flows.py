@@ -1,0 +1,300 @@
+"""The flows of deployments; the names of their flow runs; and the run that the command trains beside its flow run."""
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.logging import disable_run_logger
+from prefect.states import Cancelled, Completed
+
+from flows.admit import Admitted, admit
+from flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
+from flows.opened_run import Goal, Run
+from flows.runner import StageStopped
+from flows.with_prefect import remote_stage
+from flows.with_prefect import run_flows as module
+from flows.with_prefect.record import FlowRunBeside
+from flows.with_prefect.run_flows import MachineIsGoing, evaluate_best, evaluated, stopped, train_run
+from flows.with_prefect.train_beside import train_beside
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Evaluation
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import (
+    BatonError,
+    DamagedCheckpoint,
+    IdentityChanged,
+    InvalidInput,
+    NoSuchRun,
+    RunFileError,
+    RunLogError,
+)
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
+from tests.support.fake_run import FakeRun
+
+
+@pytest.mark.parametrize("flow", [train_run, evaluate_best])
+@pytest.mark.parametrize(
+    ("file", "overrides", "name"),
+    [
+        ("run.yaml", None, "digits"),
+        ("run.yaml", ["run=other"], "other"),
+        ("run.yaml", ["train.stepz=3"], "run.yaml"),
+        ("not-there.yaml", [], "not-there.yaml"),
+        ("", [], "."),
+    ],
+)
+def test_flow_run_is_named_after_the_run_or_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: Flow[..., Any], *, file: str, overrides: Any, name: str
+) -> None:
+    FakeRun(tmp_path).run_file()
+    given = {"run_file": str(tmp_path / file) if file else "", "overrides": overrides}
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters=given))
+    assert callable(flow.flow_run_name)
+    target = " → 400" if flow is train_run and not name.endswith((".yaml", ".")) else ""
+    assert flow.flow_run_name() == f"{name}{target}"
+    if name.endswith((".yaml", ".")):
+        state = flow.fn(**given)
+        assert state.is_failed()
+        assert str(state.message).startswith("RunFileError: ")
+        assert "\n" not in str(state.message)  # the engine prints it with repr
+        assert isinstance(state.data, RunFileError)
+
+
+def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"run_file": str(FakeRun(tmp_path).run_file()), "overrides": None, "until_step": 150}
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters=given))
+    assert callable(train_run.flow_run_name)
+    assert train_run.flow_run_name() == "digits → 150"
+    given |= {"overrides": ["train.steps=null", "train.epochs=3"], "until_step": None}
+    assert train_run.flow_run_name() == "digits → epoch 3"
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_command_trains_the_admitted_run_beside_its_flow_run(
+    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow trains what the command has opened and admitted; only one with remote stages waits for Prefect."""
+    fake = run_with_code(tmp_path)
+    run = Run.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"] if remote else []))
+    recorder, results, relayed = EventRecorder(), [], []
+    admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
+    assert isinstance(admitted, Admitted)
+    reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, target=400, epoch=None, stopped=False)
+    server, begun = threading.Event(), threading.Event()
+
+    def relay(given: Admitted, *_: object, **__: object) -> Any:
+        relayed.append((given, begun.is_set()))
+        server.set()
+        return reached
+
+    def engine(body: Callable[[], State[Any]]) -> None:
+        begun.set()
+        states.append(body())
+
+    states: list[State[Any]] = []
+    monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
+    monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
+    monkeypatch.setattr("flows.relay.relay", relay)
+    monkeypatch.setattr(remote_stage, "runner_for", lambda *_, **__: None)
+    if remote:
+        server.set()
+
+    def connect() -> None:
+        server.wait()
+
+    with FlowRunBeside[Any](connect, engine, notes=recorder, required=remote) as flow_run:
+        train_beside(admitted, flow_run, console=recorder, on_result=results.append)
+    assert (relayed, results) == ([(admitted, remote)], [reached])
+    assert [(state.name, state.message) for state in states] == [("Completed", f"{fake.name} is at step 150 of 400")]
+
+
+def file_of(run: FakeRun, *overrides: str) -> Run:
+    (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
+    return Run.open(load_run_file(run.run_file(), overrides))
+
+
+def fixed_evaluation(accuracy: float, seen: list[int] | None = None) -> "FixedEvaluation":
+    return FixedEvaluation(accuracy, [] if seen is None else seen)
+
+
+class FixedEvaluation:
+    """Replaces the stage with a fixed accuracy."""
+
+    def __init__(self, accuracy: float, seen: list[int]) -> None:
+        self.accuracy = accuracy
+        self.seen = seen
+
+    def __call__(self, chosen: Chosen) -> Evaluation:
+        self.seen.append(chosen.checkpoint.step)
+        metrics = {"accuracy": self.accuracy}
+        return Evaluation(checkpoint=chosen.checkpoint, metrics=metrics, examples=10, seconds=0.1, keep_best=None)
+
+
+@pytest.mark.parametrize(("requested", "step", "logged"), [("best", 100, 0.9), (None, 300, 0.8), (200, 200, None)])
+def test_best_newest_or_given_step_is_chosen(tmp_path: Path, requested: Step, step: int, logged: float | None) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    run.train(200, 300)
+    run.evaluate(0.8)
+    chosen = chosen_of(file_of(run), requested)
+    assert chosen.checkpoint.step == step
+    assert chosen.logged == (None if logged is None else {"accuracy": logged})
+
+
+def test_newest_is_chosen_when_nothing_was_evaluated(tmp_path: Path) -> None:
+    assert chosen_of(file_of(FakeRun(tmp_path).train(100, 200)), "best").checkpoint.step == 200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "requested", "error", "words"),
+    [
+        (["run=another"], "best", NoSuchRun, "no run is at .*another: the run file has not been run yet"),
+        ([], 150, InvalidInput, "retains no checkpoint at step 150; it has: 0, 100"),
+        (["data.validation_fraction=0"], "best", RunFileError, "no validation examples"),
+        (["train.seed=7"], "best", IdentityChanged, "train.seed: 0 -> 7"),
+        (["model=model.py:other"], "best", InvalidInput, "other"),
+    ],
+)
+def test_unusable_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, overrides: list[str], requested: Step, error: type[BatonError], words: str
+) -> None:
+    run = FakeRun(tmp_path).train(100)
+    file = file_of(run, *overrides)
+    before = run.files()
+    seen: list[int] = []
+    with pytest.raises(error, match=words):
+        evaluate_again(file, requested, fixed_evaluation(0.5, seen), EventRecorder())
+    assert run.files() == before
+    assert seen == []
+
+
+def test_run_without_checkpoint_or_first_entry_is_refused(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path)
+    file = file_of(run)
+    run.path("log/00000001.json").unlink()  # the commit of step 0; only the origin is left
+    with pytest.raises(InvalidInput, match="retains no checkpoint; it has: none"):
+        chosen_of(file, "best")
+    torn = FakeRun(tmp_path, "torn")
+    for name in ("log/00000000.json", "log/HINT"):
+        torn.path(name).unlink()
+    with pytest.raises(RunLogError, match=r"00000000\.json is missing"):
+        chosen_of(Run.open(load_run_file(file.file, ["run=torn"])), "best")
+
+
+@pytest.mark.parametrize(("accuracy", "agrees"), [(0.9, True), (0.9 * (1 + 5e-6), True), (0.9 * (1 + 2e-5), False)])
+def test_difference_from_the_log_is_reported(tmp_path: Path, accuracy: float, *, agrees: bool) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    recorder = EventRecorder()
+    result = evaluate_again(file_of(run), "best", fixed_evaluation(accuracy), recorder)
+    assert (result.step, result.agrees, result.logged) == (100, agrees, {"accuracy": 0.9})
+    assert result.checkpoint == f"{run.home.uri}/{run.tip.path}"
+    assert [("step 100" in text, "the log has 0.9" in text) for text in recorder.warnings] == [(True, True)] * (
+        not agrees
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "name", "message"),
+    [
+        (0.9, "Completed", "step 100, validation: accuracy 0.9; same as the log"),
+        (0.8, "Differs", "step 100, validation: accuracy 0.8; DIFFERS from the log"),
+    ],
+)
+def test_last_state_shows_step_and_metrics(tmp_path: Path, accuracy: float, name: str, message: str) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    state = evaluated(evaluate_again(file_of(run), "best", fixed_evaluation(accuracy), EventRecorder()))
+    assert (state.type.value, state.name, state.message) == ("COMPLETED", name, message)
+
+
+def test_no_comparison_without_an_evaluation_in_the_log(tmp_path: Path) -> None:
+    recorder = EventRecorder()
+    result = evaluate_again(file_of(FakeRun(tmp_path).train(100)), "best", fixed_evaluation(0.5), recorder)
+    assert (result.agrees, result.logged, result.metrics) == (None, None, {"accuracy": 0.5})
+    assert recorder.warnings == []
+
+
+def test_missing_metrics_differ_and_undefined_ones_agree() -> None:
+    assert differences({"loss": math.nan}, {"loss": math.nan}) == ""
+    assert differences({"loss": 0.0}, {"loss": 0.0}) == ""
+    assert differences({"loss": 1.0}, {"loss": math.nan}) == "loss is 1, the log has nan"
+    assert differences({"a": 1.0}, {"b": 2.0}) == "b is absent, the log has 2; a is 1, the log has absent"
+
+
+def test_another_checkpoint_is_chosen_if_the_first_was_retired(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+    seen: list[int] = []
+
+    def evaluate(chosen: Chosen) -> Evaluation:
+        if not seen:
+            seen.append(chosen.checkpoint.step)
+            run.train(200)
+            raise DamagedCheckpoint("manifest.json is not there")
+        return fixed_evaluation(0.5, seen)(chosen)
+
+    recorder = EventRecorder()
+    assert evaluate_again(file_of(run), None, evaluate, recorder).step == 200
+    assert seen == [100, 200]
+    assert ["reading the log again" in text for text in recorder.warnings] == [True]
+
+
+def test_damaged_checkpoint_is_an_error(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+
+    def evaluate(chosen: Chosen) -> Evaluation:
+        raise DamagedCheckpoint(f"{chosen.checkpoint.path} differs")
+
+    with pytest.raises(DamagedCheckpoint, match="differs"):
+        evaluate_again(file_of(run), None, evaluate, EventRecorder())
+
+
+def remote_stages(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -> tuple[Api, list[str]]:
+    """Return a fake of Prefect's API, and settings that run two stages as deployments."""
+    (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
+    api = Api(run, *plays)
+    monkeypatch.setattr(remote_stage, "FlowRuns", lambda **_: api)
+    return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
+
+
+def dataset_of(run: FakeRun) -> DatasetRef:
+    """The dataset that the run began with, as the stage that prepares it answers."""
+    return DATASET.model_copy(update={"content_digest": run.head.identity["data.content_digest"]})
+
+
+def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    keys = set()
+    for _ in range(2):
+        done = fixed_evaluation(0.9)(chosen_of(file_of(run), "best"))
+        api, settings = remote_stages(
+            monkeypatch, run, answers(dataset_of(run), Completed()), answers(done, Completed())
+        )
+        with disable_run_logger():
+            state = evaluate_best.fn(str(run.run_file()), settings)
+        assert state.message == "step 100, validation: accuracy 0.9; same as the log"
+        assert [started["call"]["attempt"] for started in api.started] == [None, None]
+        keys |= {started["key"] for started in api.started}
+    assert len(keys) == 4
+
+
+def test_cancelled_remote_stage_cancels_the_flow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun(tmp_path).train(100)
+    _, settings = remote_stages(monkeypatch, run, answers(dataset_of(run), Completed()), ends(Cancelled()))
+    with disable_run_logger():
+        state = evaluate_best.fn(str(run.run_file()), settings)
+    assert state.type.value == "CANCELLED"
+    assert state.message.startswith("nothing was evaluated: evaluate step 100 (flow run ")
+
+
+def test_flow_run_crashes_when_its_machine_is_preempted() -> None:
+    with pytest.raises(MachineIsGoing):
+        stopped(StageStopped("preempted", "evaluate was cancelled"))

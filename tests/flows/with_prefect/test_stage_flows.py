@@ -1,0 +1,189 @@
+"""A remote stage in its own process: devices, answer after a stop, time budget, attempt record."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from prefect.logging import disable_run_logger
+
+from flows.runner import InProcess
+from flows.with_prefect import stage_flows
+from flows.with_prefect.stage_flows import StageProcess
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import SegmentResult
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.stage_calls import (
+    PrepareDataCall,
+    RemoteContext,
+    RemoteTrainSegmentCall,
+    TrainSegmentCall,
+    pack,
+)
+from tasks.foundation.errors import AcceleratorLost, NonFinite
+from tasks.foundation.machine import devices
+from tasks.foundation.machine.hang import HangWatch
+from tasks.foundation.machine.threads import run_uninterrupted
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.stage_results import find_segment, take_error
+from tasks.foundation.stage import Place
+from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.ledger import Ledger
+from tasks.stages import TRAIN_SEGMENT
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import DATASET, LauncherHarness, on_the_tip, run_with_code
+from tests.support.fake_run import FakeRun
+from tests.support.sigterm_raises import sigterm_raises
+
+
+class SignalReceived(BaseException):
+    pass
+
+
+class FakeRunner:
+    """A runner whose only stage is a function."""
+
+    remote: frozenset[str] = frozenset()
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def run(self, _stage: Any, call: Any, _place: Place) -> Any:
+        return self.work(call)
+
+
+def process_of(harness: LauncherHarness, work: Any, telemetry: Sink | None = None) -> StageProcess:
+    ledger, spec = Ledger(), harness.file.spec
+    return StageProcess(
+        spec=spec,
+        context=RemoteContext(code_folder=str(harness.file.folder)),
+        place=replace(harness.place, telemetry=telemetry or EventRecorder()),
+        runner=FakeRunner(work),
+        ledger=ledger,
+        watch=HangWatch(spec.stop, ledger=ledger, telemetry=EventRecorder()),
+        flow_run="f1",
+    )
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LauncherHarness:
+    """A launcher on a fake API, and devices that need no TensorFlow."""
+    harness = LauncherHarness(run_with_code(tmp_path))
+    acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=harness.run.head.environment)
+    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
+    return harness
+
+
+def call_of(harness: LauncherHarness, **changes: Any) -> RemoteTrainSegmentCall:
+    values = {"spec": harness.file.spec, "request": harness.request, "recorded": harness.run.head.environment}
+    return RemoteTrainSegmentCall(**{**values, **changes})
+
+
+@pytest.mark.parametrize(("kind", "error"), [("tpu", AcceleratorLost), ("cpu", tf.errors.UnavailableError)])
+def test_lost_devices_are_a_lost_accelerator(
+    harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
+) -> None:
+    acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=harness.run.head.environment)
+    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
+
+    def lost(_call: TrainSegmentCall) -> SegmentResult:
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    with pytest.raises(error, match="Socket closed"):
+        process_of(harness, lost).run(TRAIN_SEGMENT, harness.segment_call)
+
+
+def test_signal_during_staging_does_not_lose_the_answer(harness: LauncherHarness) -> None:
+    result, trained = on_the_tip(harness), []
+
+    def train_segment(call: TrainSegmentCall) -> SegmentResult:
+        def work(_: object) -> SegmentResult:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # the upload is under way
+            trained.append(call)
+            return result
+
+        return run_uninterrupted(work, call.request.spec.stop)
+
+    with sigterm_raises(SignalReceived), pytest.raises(SignalReceived):
+        stage_flows.train(call_of(harness), process_of(harness, train_segment))
+    assert find_segment(harness.run.home, harness.request) == result
+    # If Prefect schedules the stage again before the commit, it does not train a second time.
+    assert stage_flows.train(call_of(harness), process_of(harness, train_segment)) == result
+    assert len(trained) == 1
+
+
+def test_environment_that_differs_from_the_log_is_reported(harness: LauncherHarness) -> None:
+    recorder, result = EventRecorder(), on_the_tip(harness)
+    recorded = harness.run.head.environment.model_copy(update={"replicas": 8})
+    stage_flows.train(call_of(harness, recorded=recorded), process_of(harness, lambda _: result, recorder))
+    assert "stages.init_or_restore" in recorder.text
+    assert "replicas: 8 there, 2 here" in recorder.text
+
+
+def test_time_budget_runs_while_the_stage_is_queued(harness: LauncherHarness) -> None:
+    request = harness.request.model_copy(update={"stop_within_seconds": 3600.0})
+
+    def seconds_left(ago: timedelta) -> float:
+        call = call_of(harness, request=request, asked_at=(datetime.now(UTC) - ago).isoformat())
+        found = stage_flows.request_with_time_left(call).stop_within_seconds
+        assert found is not None
+        return found
+
+    assert seconds_left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
+    assert seconds_left(timedelta(hours=2)) == 0
+    assert seconds_left(-timedelta(hours=2)) == 3600  # a clock that is behind does not extend the budget
+
+
+def call_text(run: FakeRun, folder: Path, attempt: str | None) -> str:
+    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri})
+    return pack(PrepareDataCall(spec=spec), RemoteContext(code_folder=str(folder), attempt=attempt))
+
+
+@pytest.mark.parametrize("attempt", ["a" * 32, None])
+def test_attempt_record_is_written_only_within_an_attempt(tmp_path: Path, attempt: str | None) -> None:
+    """Otherwise an evaluation that is killed repeatedly would count as attempts of the run and stop it."""
+    run = FakeRun(tmp_path).train(100)
+    at_work: list[str | None] = []
+
+    def work(_call: PrepareDataCall, process: StageProcess) -> DatasetRef:
+        at_work.extend(record.within for record in read_attempts(process.place.home).records)
+        return DATASET
+
+    with disable_run_logger():
+        assert stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, attempt), work).is_completed()
+    assert at_work == [record.within for record in read_attempts(run.home).records] == [attempt] * (attempt is not None)
+
+
+def test_error_is_written_for_the_waiting_process(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+
+    def work(_call: PrepareDataCall, _process: StageProcess) -> DatasetRef:
+        raise NonFinite("the loss is not finite at step 7", step=7)
+
+    with disable_run_logger():
+        state = stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, None), work)
+    assert (state.name, state.message) == ("NonFinite", "the loss is not finite at step 7")
+    (path,) = [path for path in run.home.files("answers") if path.endswith(".error.json")]
+    report = take_error(run.home, path.removeprefix("answers/").removesuffix(".error.json"))
+    assert report is not None
+    error = report.to_error()
+    assert isinstance(error, NonFinite)
+    assert error.step == 7
+
+
+def test_call_that_is_not_a_json_object_is_refused() -> None:
+    state = stage_flows.answered(PrepareDataCall, "[]", lambda *_: DATASET)
+    assert (state.name, state.is_failed()) == ("InvalidInput", True)
+
+
+def test_in_process_runner_calls_the_stage(harness: LauncherHarness) -> None:
+    result = on_the_tip(harness)
+    stage = replace(TRAIN_SEGMENT, load=lambda: lambda _call, _place: result)
+    assert InProcess().run(stage, harness.segment_call, harness.place) == result

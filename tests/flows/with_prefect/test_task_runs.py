@@ -1,0 +1,291 @@
+"""Whatever Prefect does, a stage runs exactly once, at once, and its answer or its error is kept."""
+
+import contextvars
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import Task
+from prefect.client.schemas.objects import State
+
+from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.stage_calls import PrepareDataCall
+from tasks.foundation.errors import StaleWriter
+from tasks.foundation.stage import Place, Stage
+from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.telemetry.events import Event, Note
+from tests.support import forked
+from tests.support.clock import FakeClock
+from tests.support.fake_prefect_api import DATASET
+from tests.support.lab import spec_of
+from tests.support.prefect_server import environment_with
+
+A_LONG_TIME = 60.0
+REFUSED = ConnectionError("refused")
+ABSENT = "Prefect is not responding and does not record what is done; the run continues"
+CALL = PrepareDataCall(spec=spec_of("plain"))
+NUMBER = contextvars.ContextVar[int]("number")
+
+
+class WarningRecorder:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        assert isinstance(event, Note)
+        assert event.warning
+        self.texts.append(event.text)
+
+
+class CountingStage:
+    """A stage that counts its runs."""
+
+    def __init__(self, fault: BaseException | None = None, work: Callable[[], object] = lambda: None) -> None:
+        self.runs = 0
+        self.fault = fault
+        self.inner = work
+        self.warnings = WarningRecorder()
+        self.stage = Stage(
+            name="prepare_data",
+            call=PrepareDataCall,
+            answer=DatasetRef,
+            load=lambda: self.work,
+            subject=lambda call: call.spec.run,
+        )
+
+    def work(self, _call: PrepareDataCall, _place: Place) -> DatasetRef:
+        self.runs += 1
+        self.inner()
+        if self.fault is not None:
+            raise self.fault
+        return DATASET
+
+    def run(self, tasks: PrefectTasks) -> DatasetRef:
+        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=self.warnings)
+        return tasks.run(self.stage, CALL, place)
+
+
+class FakeEngine:
+    """In place of Prefect's engine: can hang or fail before a task's body, and fail after it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before: Exception | None = None
+        self.after: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+        self.names: list[str] = []
+        self.states: list[State[Any]] = []
+        self.on_call: Callable[[], None] = lambda: None
+        monkeypatch.setattr(Task, "__call__", lambda task, wait_for: self.call(task))  # noqa: ARG005 - a method of the task
+
+    def call(self, task: Task[..., Any]) -> None:
+        assert callable(task.task_run_name)
+        self.names.append(task.task_run_name())
+        assert self.answers.wait(A_LONG_TIME)
+        self.on_call()
+        if self.before is not None:
+            raise self.before
+        self.states.append(task.fn())
+        if self.after is not None:
+            raise self.after
+
+
+def recording_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "baton-prepare-data"]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    return FakeEngine(monkeypatch)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("responds", [True, False])
+def test_stage_runs_once_when_prefect_fails(when: str, responds: bool, engine: FakeEngine) -> None:
+    work = CountingStage()
+    setattr(engine, when, REFUSED)
+    tasks = PrefectTasks(PrefectStatus(lambda: responds))
+    assert work.run(tasks) == DATASET
+    tasks.close(A_LONG_TIME)
+    assert work.runs == 1
+    unrecorded = "Prefect could not record prepare-data (ConnectionError: refused); the run continues"
+    assert work.warnings.texts == [unrecorded if responds else ABSENT]
+
+
+@pytest.mark.parametrize("after", [None, REFUSED])
+@pytest.mark.parametrize(("fault", "state"), [(StaleWriter("another"), "FAILED"), (SystemExit(1), "CRASHED")])
+def test_error_of_the_stage_is_raised(
+    fault: BaseException, state: str, after: Exception | None, engine: FakeEngine
+) -> None:
+    work = CountingStage(fault)
+    engine.after = after
+    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    with pytest.raises(type(fault)) as raised:
+        work.run(tasks)
+    tasks.close(A_LONG_TIME)
+    assert raised.value is fault
+    assert work.runs == 1
+    assert [each.type for each in engine.states] == [state]
+    assert str(engine.states[0].message).startswith(type(fault).__name__)
+
+
+def test_stage_that_a_signal_stopped_has_not_crashed(engine: FakeEngine) -> None:
+    work = CountingStage(KeyboardInterrupt())
+    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    with pytest.raises(KeyboardInterrupt):
+        work.run(tasks)
+    tasks.close(A_LONG_TIME)
+    assert [(state.name, state.is_completed()) for state in engine.states] == [("Stopped", True)]
+
+
+def test_absence_is_reported_once_until_prefect_is_back(engine: FakeEngine) -> None:
+    work = CountingStage()
+    tasks = PrefectTasks(PrefectStatus(lambda: False))
+    for before in (REFUSED, REFUSED, None, REFUSED):
+        engine.before = before
+        work.run(tasks)
+        for thread in recording_threads():
+            thread.join(A_LONG_TIME)
+    assert work.warnings.texts == [ABSENT, ABSENT]
+    assert work.runs == 4
+
+
+def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine) -> None:
+    engine.answers.clear()
+    clock, work = FakeClock(0.0), CountingStage()
+    tasks = PrefectTasks(PrefectStatus(lambda: True, clock=clock))
+    for _ in range(100):
+        assert work.run(tasks) == DATASET
+    threads = recording_threads()
+    assert len(threads) == 16
+    assert work.warnings.texts == []
+    clock.seconds = 21.0
+    assert work.run(tasks) == DATASET
+    assert work.warnings.texts == [ABSENT]
+    engine.answers.set()
+    for thread in threads:
+        thread.join(A_LONG_TIME)
+    assert work.runs == 101
+    assert len(engine.states) == 16
+
+
+def test_close_waits_only_for_ended_stages_and_not_for_long(engine: FakeEngine) -> None:
+    work = CountingStage()
+    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    engine.answers.clear()
+    work.run(tasks)
+    tasks.close(0.0)  # a server that is slow now
+    assert engine.states == []
+    engine.answers.set()
+    for thread in recording_threads():
+        thread.join(A_LONG_TIME)
+    assert [each.type for each in engine.states] == ["COMPLETED"]
+    with PrefectTasks(PrefectStatus(lambda: True)) as tasks:
+        work.run(tasks)
+    assert len(engine.states) == 2
+
+
+def test_close_reports_a_server_that_is_still_retried(engine: FakeEngine) -> None:
+    work = CountingStage()
+    tasks = PrefectTasks(PrefectStatus(lambda: False))
+    engine.answers.clear()
+    engine.before = REFUSED
+    work.run(tasks)
+    tasks.close(0.0)
+    assert work.warnings.texts == [ABSENT]
+    engine.answers.set()
+    for thread in recording_threads():
+        thread.join(A_LONG_TIME)
+    assert work.warnings.texts == [ABSENT]
+
+
+def test_task_runs_begin_in_the_order_of_their_stages(engine: FakeEngine) -> None:
+    tasks, work = PrefectTasks(PrefectStatus(lambda: True)), CountingStage()
+    begun: list[int] = []
+    engine.answers.clear()
+    for number in range(10):
+        context = contextvars.copy_context()
+        context.run(NUMBER.set, number)
+        context.run(work.run, tasks)
+    engine.on_call = lambda: begun.append(NUMBER.get())
+    engine.answers.set()
+    tasks.close(A_LONG_TIME)
+    assert begun == list(range(10))
+
+
+def test_stages_run_before_the_flow_run_has_begun(engine: FakeEngine) -> None:
+    begun, flow_run = threading.Event(), contextvars.copy_context()
+    flow_run.run(NUMBER.set, 7)
+    seen: list[int] = []
+    engine.on_call = lambda: seen.append(NUMBER.get())
+
+    def context() -> contextvars.Context:
+        begun.wait(A_LONG_TIME)
+        return flow_run.copy()
+
+    work = CountingStage()
+    tasks = PrefectTasks(PrefectStatus(lambda: True), context=context)
+    assert [work.run(tasks), work.run(tasks)] == [DATASET, DATASET]
+    assert engine.states == []
+    begun.set()
+    tasks.close(A_LONG_TIME)
+    assert seen == [7, 7]
+    assert len(engine.states) == 2
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda tasks: tasks.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
+        lambda tasks: tasks.close(0.0),
+    ],
+)
+def test_an_end_before_the_flow_run_begins_asks_nothing(
+    end: Callable[[PrefectTasks], None], engine: FakeEngine
+) -> None:
+    begun = threading.Event()
+
+    def context() -> contextvars.Context:
+        begun.wait(A_LONG_TIME)
+        return contextvars.copy_context()
+
+    tasks = PrefectTasks(PrefectStatus(lambda: pytest.fail("Prefect is asked")), context=context)
+    CountingStage().run(tasks)
+    end(tasks)
+    assert engine.states == []
+    begun.set()
+    for thread in recording_threads():
+        thread.join(A_LONG_TIME)
+
+
+def test_stage_runs_in_the_thread_that_calls(engine: FakeEngine) -> None:
+    seen: list[threading.Thread] = []
+    CountingStage(work=lambda: seen.append(threading.current_thread())).run(PrefectTasks(PrefectStatus(lambda: True)))
+    assert seen == [threading.current_thread()]
+    assert engine.before is None
+
+
+@pytest.mark.parametrize("server", ["silent", "gone"])
+def test_server_that_does_not_answer_delays_no_stage(server: str, tmp_path: Path) -> None:
+    """Prefect's own engine; the server accepts connections and never answers, or is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        if server == "gone":
+            listener.close()
+        arguments = ["tests.support.recorded_stages", "run_without_answers", "{}"]
+        done = forked.run(
+            [sys.executable, "-m", "tests.support.call_function", *arguments],
+            env=environment_with(tmp_path, PREFECT_API_URL=url, PREFECT_CLIENT_MAX_RETRIES="0"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout.splitlines()[-1].removeprefix("result: "))
+    assert result == {"answers": 3, "warnings": [ABSENT]}
