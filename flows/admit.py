@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.opened_run import Goal, Run
-from flows.process.hash_seed import keep_hash_seed
+from flows.process_start import keep_hash_seed
 from flows.result import RelayResult, result_of
 from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time

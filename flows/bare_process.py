@@ -15,7 +15,7 @@ from typing import IO, Literal
 from pydantic import Field
 
 import flows
-from flows.process.children import ChildSettings, start_child
+from flows.process import ChildSettings, start_child
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, BatonError, RunLogError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from flows.process.hash_seed import keep_hash_seed
+from flows.process_start import keep_hash_seed
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.placement import StagesSpec

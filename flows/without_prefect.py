@@ -4,12 +4,12 @@ The last line of standard output is the result as JSON. A `BatonError` ends the 
 printed at the end of standard error as `error: Class: text`.
 """
 
-from flows.process.hash_seed import begin_with_fixed_hashes
+from flows.process_start import begin_with_fixed_hashes
 
 if __name__ == "__main__":
     begin_with_fixed_hashes()
 
-from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
+from flows.process import exits_with  # isort: skip - the function that registers first is called last
 
 import argparse
 import sys
@@ -25,17 +25,18 @@ announce_tpu()
 from flows.admit import admit  # noqa: E402
 from flows.bare_process import process_report  # noqa: E402
 from flows.opened_run import Goal, Run  # noqa: E402
-from flows.process.fast_imports import fast_imports  # noqa: E402
-from flows.process.library_output import mask_library_output  # noqa: E402
-from flows.process.main_module import keep_main_module_from_children  # noqa: E402
-from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers  # noqa: E402
-from flows.process.stop_signals import (  # noqa: E402
+from flows.process import (  # noqa: E402
     Terminated,
+    keep_main_module_from_children,
+    mask_library_output,
+    provide_home_folder,
     sigterm_raises,
     stop_reason,
     stop_signal_name,
+    tolerate_closed_readers,
     unreachable_store,
 )
+from flows.process_start import fast_imports  # noqa: E402
 from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from flows.result import RelayResult  # noqa: E402
 from flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402  # noqa: E402

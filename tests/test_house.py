@@ -72,8 +72,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
-MOST_MODULES = 257
-MOST_LINES = 57_000
+MOST_MODULES = 233
+MOST_LINES = 56_750
 
 
 def test_the_house_does_not_grow() -> None:
@@ -164,18 +164,19 @@ def test_the_run_log_knows_of_telemetry_the_events_only() -> None:
 
 # Room or file of flows/ -> what of flows/ it may import. The flows and the commands, at the top, may import all of it.
 ARROWS_OF_FLOWS = {
+    "process_start": {"process"},
     "process": set(),
-    "opened_run": {"process"},
+    "opened_run": {"process_start"},
     "verification": {"opened_run"},
     "facts": {"opened_run"},
     "result": {"facts", "opened_run"},
-    "admit": {"opened_run", "process", "result"},
+    "admit": {"opened_run", "process_start", "result"},
     "runner": set(),
     "evaluating": {"admit", "opened_run", "runner"},
     "relay": {"admit", "evaluating", "opened_run", "result", "runner"},
     "bare_process": {"process"},
     "proof": {"admit", "bare_process", "opened_run"},
-    "doctor": {"admit", "opened_run", "process"},
+    "doctor": {"admit", "opened_run", "process_start"},
 }
 ATOP_OF_FLOWS = {"commands", "with_prefect", "without_prefect", "api"}
 

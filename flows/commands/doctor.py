@@ -14,7 +14,7 @@ from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import Output, Painted, say_json, status
 from flows.doctor.run_file_checks import Finding
 from flows.opened_run import Run
-from flows.process.hash_seed import keep_hash_seed
+from flows.process_start import keep_hash_seed
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow

@@ -20,7 +20,7 @@ from flows.commands.options import (
 from flows.commands.output import Output, Painted, say_json
 from flows.evaluating import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.opened_run import Run, hint_at_other_files
-from flows.process.fast_imports import fast_imports
+from flows.process_start import fast_imports
 from flows.runner import InProcess, Runner
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation

@@ -22,7 +22,7 @@ from flows.commands.options import (
 )
 from flows.commands.output import Output, say, say_json
 from flows.opened_run import hint_at_other_files
-from flows.process.fast_imports import fast_imports
+from flows.process_start import fast_imports
 from tasks.evaluate.export_target import FORMS, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef

@@ -7,12 +7,12 @@ and completion are fast.
 import os
 import sys
 
-from flows.process.hash_seed import begin_with_fixed_hashes
+from flows.process_start import begin_with_fixed_hashes
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "baton":  # noqa: PTH119 - pathlib takes longer to import
     begin_with_fixed_hashes("".join(sys.argv[1:2]))
 
-from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
+from flows.process import exits_with  # isort: skip - the function that registers first is called last
 
 import traceback
 from collections.abc import Sequence
@@ -24,10 +24,15 @@ from typer.core import TyperGroup
 from typer.main import get_command_from_info
 
 from flows.commands.output import Output, say, say_json
-from flows.process.library_output import mask_library_output
-from flows.process.main_module import keep_main_module_from_children
-from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers
-from flows.process.stop_signals import Terminated, sigterm_raises, stop_signal_name
+from flows.process import (
+    Terminated,
+    keep_main_module_from_children,
+    mask_library_output,
+    provide_home_folder,
+    sigterm_raises,
+    stop_signal_name,
+    tolerate_closed_readers,
+)
 from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.machine.stops import RESUMABLE

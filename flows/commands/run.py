@@ -16,9 +16,8 @@ from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, say_json
 from flows.facts import RunFacts
 from flows.opened_run import Goal, Run, override_to_continue
-from flows.process.fast_imports import fast_imports
-from flows.process.standard_streams import has_temporary_home
-from flows.process.stop_signals import Terminated, stop_reason
+from flows.process import Terminated, has_temporary_home, stop_reason
+from flows.process_start import fast_imports
 from flows.result import RelayResult, leaves_time, result_of_interrupted
 from flows.runner import import_stages, read_tip_ahead
 from tasks.foundation.contracts.identity import accepted_keys

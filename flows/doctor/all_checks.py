@@ -17,7 +17,7 @@ from flows.doctor.run_file_checks import (
     check_run_file,
     check_storage,
 )
-from flows.process.fast_imports import fast_imports
+from flows.process_start import fast_imports
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.machine.tpu import TpuType

@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from uuid import UUID
 
-from flows.process.exit import skip_prefect_shutdown
-from flows.process.stop_signals import Terminated, is_clean_stop, stop_reason
+from flows.process import Terminated, is_clean_stop, skip_prefect_shutdown, stop_reason
 from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher
 from flows.with_prefect.task_runs import PrefectTasks

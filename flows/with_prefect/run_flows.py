@@ -22,8 +22,7 @@ from prefect.states import Cancelled, Completed, Failed
 from flows.admit import Admitted, admit
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from flows.opened_run import Goal, Run, run_of_deployment, write_run_file
-from flows.process.library_output import mask_library_output
-from flows.process.main_module import keep_main_module_from_children
+from flows.process import keep_main_module_from_children, mask_library_output
 from flows.proof.audit import audit_in_scratch, receipt_lines
 from flows.proof.choose import Choice
 from flows.result import RelayResult

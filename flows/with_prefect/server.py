@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
-from flows.process.children import start_child
+from flows.process import start_child
 from tasks.foundation.errors import PrefectUnavailable
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.threads import before_leaving_at_once

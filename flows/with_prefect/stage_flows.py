@@ -15,9 +15,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.process.fast_imports import fast_imports
-from flows.process.library_output import mask_library_output
-from flows.process.main_module import keep_main_module_from_children
+from flows.process import keep_main_module_from_children, mask_library_output
+from flows.process_start import fast_imports
 from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher
 from flows.with_prefect.internals import lease_shield

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 from uuid import UUID
 
-from flows.process.stop_signals import is_clean_stop
+from flows.process import is_clean_stop
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.messages import masked

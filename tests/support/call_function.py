@@ -3,7 +3,7 @@
 The arguments are JSON. The last line of standard output is the result as JSON.
 """
 
-from flows.process.exit import exits_with  # isort: skip - registers first what is to be called last
+from flows.process import exits_with  # isort: skip - registers first what is to be called last
 
 import importlib
 import json

@@ -6,7 +6,7 @@ file descriptors: the three standard streams and, on FD, a socket for the reply.
 exit code. When the other end of the pair is closed, the server kills the forks that are left, and ends.
 """
 
-from flows.process.exit import exits_with  # isort: skip - registers first what is to be called last
+from flows.process import exits_with  # isort: skip - registers first what is to be called last
 
 import atexit
 import gc

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from flows.process.stop_signals import Terminated, sigterm_raises, stop_reason
+from flows.process import Terminated, sigterm_raises, stop_reason
 from tasks.foundation.telemetry.events import Event, Training
 
 RESUMABLE = 3

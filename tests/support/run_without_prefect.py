@@ -7,7 +7,7 @@ notices. `--report` writes the report, which takes a tenth of such a short proce
 import sys
 
 from flows import opened_run
-from flows.process.exit import exits_with
+from flows.process import exits_with
 from flows.without_prefect import main
 from tasks.foundation.model import step
 from tasks.foundation.state import train_state

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-from flows.process.exit import exits_with
+from flows.process import exits_with
 from flows.without_prefect import main
 from tests.support.run_without_prefect import leave_out_report
 

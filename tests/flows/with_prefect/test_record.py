@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
-from flows.process.stop_signals import Terminated
+from flows.process import Terminated
 from flows.with_prefect.record import BeginsWithTraining, FlowRunBeside, Log, PrefectRunLogger
 from tasks.foundation.errors import ModelError, PrefectUnavailable, StoreUnreachable
 from tasks.foundation.telemetry.events import Committed, Note, Training

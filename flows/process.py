@@ -1,0 +1,387 @@
+"""The process of a command: its signals, standard streams, children, masked output and exit.
+
+Import it before anything else that registers functions with `atexit`: what registers first is called last, and the
+last function here ends the process at once, because the machine may disappear within seconds. Python's own teardown
+takes seconds to free TensorFlow's memory, which the kernel frees anyway.
+"""
+
+import atexit
+import errno
+import io
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Final, TextIO, TypedDict, Unpack
+
+from tasks.foundation.contracts.log_entry import STOP_REASONS
+from tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
+from tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
+from tasks.foundation.machine.threads import leaving_in_time, report_signal
+from tasks.foundation.messages import masked
+from tasks.foundation.storage.local_files import temporary_folder
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# Time limit of the last transfers; enough for the last heartbeat.
+_LAST_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _ExitState:
+    code: int | None = None
+    skip_prefect: bool = False
+
+
+# One per process: `atexit` calls `_exit` without arguments.
+_STATE = _ExitState()
+
+
+def skip_prefect_shutdown() -> None:
+    """Exit without waiting for Prefect, which would retry an unreachable API for minutes."""
+    _STATE.skip_prefect = True
+
+
+def exits_with(code: int) -> int:
+    """Make this process exit with `code`, and limit the time that the exit takes.
+
+    Returns:
+        `code`, for `sys.exit`.
+    """
+    from tasks.foundation.machine.threads import limit_exit
+    from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+
+    _STATE.code = code
+    # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.
+    PROCESS_DEADLINE.start(_LAST_SECONDS)
+    limit_exit(code)
+    if _STATE.skip_prefect:
+        # Python waits for Prefect's threads before it calls the registered functions.
+        atexit._run_exitfuncs()
+    return code
+
+
+def _exit() -> None:
+    if _STATE.code is None or "tensorflow" not in sys.modules:
+        return
+    from tasks.foundation.telemetry.ledger import write_last_heartbeat
+
+    write_last_heartbeat()
+    logging.shutdown()  # registered before this function, so `atexit` would call it too late
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before the process started
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # a closed pipe
+            continue
+    os._exit(_STATE.code)
+
+
+atexit.register(_exit)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. A BaseException, so that no handler of errors catches it."""
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise `Terminated` in the main thread on the first SIGTERM or SIGHUP, unless an inner handler replaces this one.
+
+    Later signals are ignored, because the first one is still being handled. The process ends when the grace period is
+    over, also if the exception does not get through.
+    """
+    before = signal.signal(signal.SIGTERM, _raise)
+    try:
+        with sighup_as_sigterm(), leaving_in_time():
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    report_signal(number)
+    raise Terminated
+
+
+def stop_signal_name() -> str:
+    """Return the name of the signal that raised `Terminated`, for messages."""
+    return "the closed terminal (SIGHUP)" if terminal_closed() else "SIGTERM"
+
+
+def unreachable_store(fault: BaseException) -> StoreUnreachable | None:
+    """Find a `StoreUnreachable` in the chain of exceptions that led to `fault`.
+
+    Returns:
+        The error, which means that the last work is not committed; None if the chain has none.
+    """
+    return next((each for each in _chain(fault) if isinstance(each, StoreUnreachable)), None)
+
+
+def is_clean_stop(fault: BaseException) -> bool:
+    """Whether a signal ended the work, and nothing failed before: what was trained is committed."""
+    is_signal = not isinstance(fault, Exception | SystemExit)
+    return is_signal and not any(isinstance(each, BatonError) for each in _chain(fault))
+
+
+def stop_reason(fault: BaseException) -> str:
+    """Return the exit reason of an interrupted command, from the earliest exception in the chain that has one."""
+    reason = "sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm"
+    for cause in _chain(fault):
+        found = getattr(cause, "reason", None)  # exceptions of other packages may have this attribute, too
+        reason = found if found in STOP_REASONS else reason
+    return reason
+
+
+def _chain(fault: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = fault
+    while cause is not None:
+        yield cause
+        cause = cause.__context__
+
+
+# A pipe without a reader; a closed terminal.
+_NO_READER: Final = frozenset({errno.EPIPE, errno.EIO})
+_STANDARD: Final = (0, 1, 2)
+HOME: Final = "HOME"
+_TEMPORARY_HOME: Final = "baton-home-"
+
+
+class _Output(io.FileIO):
+    """The file descriptor of a stream. When the reader closes its end, further output is dropped.
+
+    The command continues: a closed terminal must not end a run, and `baton verify | head` must still exit with the code
+    for damage.
+    """
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as fault:
+            if fault.errno not in _NO_READER:
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())  # libraries and child processes write to the descriptor too
+            os.close(null)
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def tolerate_closed_readers() -> Iterator[None]:
+    """Make `sys.stdout` and `sys.stderr` drop output without a reader, and print `?` for unsupported characters."""
+    _open_closed_descriptors()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_tolerant, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a full disk, or a closed stream
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def provide_home_folder() -> None:
+    """Give this process and its children a temporary home folder if they have none.
+
+    Prefect and other libraries ask for a home folder when they are imported, and fail without one.
+
+    Raises:
+        InvalidInput: no temporary folder can be made.
+    """
+    with suppress(RuntimeError):
+        Path.home()
+        return
+    kept = ExitStack()
+    try:
+        folder = kept.enter_context(temporary_folder(_TEMPORARY_HOME))
+    except OSError as fault:
+        raise InvalidInput(
+            f"HOME is not set, user id {os.getuid()} has no home folder, and no temporary one can be made "
+            f"({fault.strerror or fault}); set HOME to a writable folder"
+        ) from fault
+    os.environ[HOME] = str(folder)
+    atexit.register(kept.close)  # after what is registered later: Prefect's server ends before
+
+
+def has_temporary_home() -> bool:
+    """Whether the home folder is one of `provide_home_folder`."""
+    return Path(os.environ.get(HOME, "")).name.startswith(_TEMPORARY_HOME)
+
+
+def _open_closed_descriptors() -> None:
+    """Open the standard descriptors that are closed, so that no other file gets their numbers.
+
+    What this process and its children write to them would go into that file, or fail.
+    """
+    for descriptor in _STANDARD:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+
+
+def _tolerant(stream: TextIO | None) -> TextIO:
+    if stream is None:  # started without this stream
+        return Path(os.devnull).open("w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal that cannot show "…" must not end a run
+    if type(stream) is not io.TextIOWrapper:
+        return stream  # the stream of a test or a notebook
+    output = _Output(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),  # python -u
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+_SCRIPT = Path(__file__).with_name("process_start.py")
+_NO_PIPE = -1
+
+_Start = Callable[[], None]
+# One starter thread per process. The key is the process id, because a fork inherits the dict but not the thread.
+_STARTERS: "dict[int, queue.SimpleQueue[_Start]]" = {}
+_LOCK = threading.Lock()
+
+
+class ChildSettings(TypedDict, total=False):
+    """Settings of `subprocess.Popen` that a child process may have."""
+
+    env: Mapping[str, str] | None
+    process_group: int | None
+    start_new_session: bool
+    pass_fds: Sequence[int]
+    stdin: int | IO[bytes] | None
+    stdout: int | IO[bytes] | None
+    stderr: int | IO[bytes] | None
+
+
+def start_child(
+    command: Sequence[str], *, death_signal: bool = sys.platform.startswith("linux"), **settings: Unpack[ChildSettings]
+) -> "subprocess.Popen[bytes]":
+    """Start a process as `subprocess.Popen` does. The kernel or a watcher kills it when this process ends.
+
+    Args:
+        command: the program's absolute path, and its arguments.
+        death_signal: whether the kernel has death signals; otherwise a pipe and a watcher are used.
+        settings: keyword arguments of `Popen`.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    if not death_signal:
+        return _with_pipe(command, settings)
+
+    def start() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(_wrapped(command, _NO_PIPE), **settings)
+
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def start_and_report() -> None:
+        try:
+            started.set_result(start())
+        except BaseException as fault:  # noqa: BLE001 - raised in the calling thread
+            started.set_exception(fault)
+
+    _starter_queue().put(start_and_report)
+    return started.result()
+
+
+def _with_pipe(command: Sequence[str], settings: ChildSettings) -> "subprocess.Popen[bytes]":
+    reader, writer = os.pipe()
+    try:
+        settings["pass_fds"] = (reader, *settings.get("pass_fds", ()))
+        process = subprocess.Popen(_wrapped(command, reader), **settings)
+    except BaseException:
+        os.close(writer)
+        raise
+    finally:
+        os.close(reader)
+    # The writing end stays open until this process ends. A process starts few children, so few descriptors are used.
+    return process
+
+
+def _wrapped(command: Sequence[str], descriptor: int) -> list[str]:
+    return [sys.executable, "-I", "-S", os.fspath(_SCRIPT), str(os.getpid()), str(descriptor), *command]
+
+
+def _starter_queue() -> "queue.SimpleQueue[_Start]":
+    with _LOCK:
+        found = _STARTERS.get(os.getpid())
+        if found is None:
+            found = _STARTERS[os.getpid()] = queue.SimpleQueue()
+            # A daemon thread: Python joins other threads before Prefect sends its last requests.
+            threading.Thread(target=_serve, args=(found,), name="baton-starter", daemon=True).start()
+        return found
+
+
+def _serve(requests: "queue.SimpleQueue[_Start]") -> None:
+    while True:
+        requests.get()()
+
+
+class _MaskedRecord(logging.LogRecord):
+    """A record of any logger; each handler formats what this class gives it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Mask the traceback, which the first handler formats and keeps here."""
+        super().__setattr__(name, masked(value) if name == "exc_text" and isinstance(value, str) else value)
+
+    def getMessage(self) -> str:  # noqa: N802 - the name in `logging`
+        """See `logging`."""
+        return masked(super().getMessage())
+
+
+_format_warning = warnings.formatwarning
+
+
+def _masked_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return masked(_format_warning(message, category, filename, lineno, line))
+
+
+def mask_library_output() -> None:
+    """Mask secrets in log records and warnings from here on, in this process. Repeating it changes nothing."""
+    logging.setLogRecordFactory(_MaskedRecord)
+    warnings.formatwarning = _masked_warning
+
+
+def keep_main_module_from_children(*, only_of: str = "") -> None:
+    """Do not let child processes of the user's code import the main module of this process.
+
+    A child with the start method *spawn* or *forkserver* imports the main module of its parent, since a function that
+    it is sent may be from there. None of the user's is, and it takes seconds to import a command of Baton or Prefect.
+    `multiprocessing` leaves a main module alone if its name ends with `.__main__`.
+
+    Args:
+        only_of: a package; do so only if the main module is one of its modules.
+    """
+    main = sys.modules["__main__"]
+    name = getattr(main.__spec__, "name", "")
+    if not only_of or name.startswith(f"{only_of}."):
+        main.__spec__ = ModuleSpec("baton.__main__", loader=None)

@@ -1,1 +1,0 @@
-"""The command's process: signals, standard streams, child processes, exit."""
