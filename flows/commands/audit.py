@@ -9,8 +9,8 @@ import typer
 from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, run_with_code
 from flows.commands.output import Output, Painted, say, say_json
 from flows.opened_run import hint_at_other_files, write_run_file
-from flows.proof.audit import audit_in_scratch, receipt_parts
 from flows.proof.execute import termination_as_interrupt
+from flows.proof.receipt import audit_in_scratch, receipt_parts
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.telemetry.console import Console

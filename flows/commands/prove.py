@@ -15,7 +15,7 @@ from flows.commands.output import Output, Painted, say, say_json
 from flows.opened_run import Run
 from flows.proof.compare import difference_words
 from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
-from flows.proof.prove import prove as proof_of
+from flows.proof.receipt import prove as proof_of
 from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.messages import counted

@@ -57,7 +57,7 @@ from tasks.init_or_restore.model_requirements import (
 )
 from tasks.init_or_restore.new_run import user_code_identity
 from tasks.init_or_restore.weights.loading import load_weights
-from tasks.train_segment.loop import nondeterminism_warnings
+from tasks.train_segment.fingerprint import nondeterminism_warnings
 
 Kind = Literal["string", "python", "dynamic shape", "float64"]
 

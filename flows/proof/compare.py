@@ -5,10 +5,10 @@ nearest to its cause. Only that one is read. For two
 trainings of one run file, `causes_of` names the usual causes of a difference.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, differing_keys
@@ -22,9 +22,6 @@ from tasks.foundation.telemetry.formatting import number_words
 
 if TYPE_CHECKING:
     from tasks.foundation.dataset.features import Array
-
-# A checkpoint's variables by key, as NumPy arrays from TensorFlow's own reader.
-Arrays = Mapping[str, "Array"]
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -149,7 +146,7 @@ def compare_states(
         How many variables there are, how many differ, and the first difference.
     """
     differing = differing_keys(one.leaves, other.leaves)
-    first = _difference(differing[0], one.read(), other.read(), names) if differing else None
+    first = _difference(differing[0], one, other, names) if differing else None
     return len(one.leaves.keys() | other.leaves.keys()), len(differing), first
 
 
@@ -159,41 +156,17 @@ def same_step(traced: Iterable[TracedStep]) -> bool:
     return all(found.setdefault(each.circumstances, each) == each for each in traced)
 
 
-class CheckpointReader(Protocol):
-    """TensorFlow's reader of a checkpoint."""
-
-    def get_tensor(self, tensor_str: str, /) -> "Array":
-        """Read a variable."""
-
-
-class CheckpointArrays(Mapping[str, "Array"]):
-    """The variables of a checkpoint. Each is read on access, so that memory holds one at a time."""
-
-    def __init__(self, reader: CheckpointReader, names: Mapping[str, str]) -> None:
-        self._reader = reader
-        self._names = names
-
-    def __getitem__(self, key: str) -> "Array":
-        return self._reader.get_tensor(self._names[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
     """The state in a checkpoint.
 
     Attributes:
         leaves: a text for each variable, by its key, see `CheckpointManifest.leaves`.
-        read: opens the checkpoint's files; raises `DamagedCheckpoint` if they differ from the manifest.
+        read: reads a variable by its key; raises `DamagedCheckpoint` if the files differ from the manifest.
     """
 
     leaves: Mapping[str, str]
-    read: Callable[[], Arrays]
+    read: Callable[[str], "Array"]
 
 
 def saved_state(home: LocalStorage, ref: CheckpointRef) -> SavedState:
@@ -203,11 +176,11 @@ def saved_state(home: LocalStorage, ref: CheckpointRef) -> SavedState:
         DamagedCheckpoint: its files differ from the manifest.
     """
     manifest = verify_checkpoint(home, ref)
-    return SavedState(leaves=manifest.leaves, read=lambda: read_arrays(home, ref, manifest))
+    return SavedState(leaves=manifest.leaves, read=lambda key: read_variable(home, ref, manifest, key))
 
 
-def read_arrays(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointManifest) -> Arrays:
-    """Open a verified checkpoint of `home` with TensorFlow's reader.
+def read_variable(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointManifest, key: str) -> "Array":
+    """Read a variable of a verified checkpoint of `home` with TensorFlow's reader.
 
     Raises:
         DamagedCheckpoint: the files hold other variables than the manifest lists.
@@ -229,13 +202,14 @@ def read_arrays(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointMani
         raise DamagedCheckpoint(
             f"{home.uri}/{ref.path}: {min(unmatched)} is in its files or in its manifest, not in both"
         )
-    return CheckpointArrays(reader, names)
+    value: Array = reader.get_tensor(names[key])
+    return value
 
 
-def _difference(key: str, arrays: Arrays, others: Arrays, names: tuple[OnlyIn, OnlyIn]) -> VariableDifference:
+def _difference(key: str, a: SavedState, b: SavedState, names: tuple[OnlyIn, OnlyIn]) -> VariableDifference:
     import numpy as np
 
-    one, other = arrays.get(key), others.get(key)
+    one, other = (each.read(key) if key in each.leaves else None for each in (a, b))
     present = other if one is None else one
     if present is None:
         raise AssertionError(f"{key} is in neither checkpoint")

@@ -23,8 +23,8 @@ from flows.admit import Admitted, admit
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from flows.opened_run import Goal, Run, run_of_deployment, write_run_file
 from flows.process import keep_main_module_from_children, mask_library_output
-from flows.proof.audit import audit_in_scratch, receipt_lines
 from flows.proof.choose import Choice
+from flows.proof.receipt import audit_in_scratch, receipt_lines
 from flows.result import RelayResult
 from flows.runner import StageStopped
 from flows.with_prefect.internals import lease_shield

@@ -1,4 +1,4 @@
-"""A fingerprint of the traced step; it shows that another process traced another step.
+"""The step as it was traced: its fingerprint, which shows that another process traced another step, and its warnings.
 
 Python code in a model runs while its step is traced. Values that it reads, such as the time, a counter or a file,
 become part of the step: as constants of its graph, or as tensors and tables that the graph has captured. So a process
@@ -10,7 +10,7 @@ run would go on as another one without a word, so it is refused, and the groups 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +19,14 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import Commit, Environment, TracedStep
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.messages import message
+from tasks.foundation.messages import listed, message
 from tasks.foundation.model.hidden_state import captured_contents, graphs_of
-from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of
+from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of, summed_gradients_words
+from tasks.foundation.model.metrics import MOST_VALUES, read_results
+from tasks.foundation.model.randomness import nodes_of, stateful_operations
+from tasks.foundation.model.step import compile_words
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.telemetry.events import Note, Sink
 
 # Attributes with names and counters of a process, and those that only placement and debugging use.
@@ -332,3 +336,67 @@ def _by_position(read: str, positions: dict[str, str]) -> str:
 def _device(name: str) -> str:
     """A device name without the part that identifies the process."""
     return name[name.find("/device:") :] if "/device:" in name else ""
+
+
+# Kernels that add floats in the order in which their threads finish, even with deterministic operations turned on.
+_UNORDERED_SUMS = frozenset({"Bincount", "DenseBincount", "RaggedBincount", "SparseBincount"})
+
+
+def nondeterminism_warnings(function: Any, *, intra_op_threads: int) -> tuple[str, ...]:
+    """Why a resumed or repeated run can differ: one message for each reason.
+
+    Args:
+        function: the traced loop, a concrete function.
+        intra_op_threads: number of threads that one operation may use.
+    """
+    words = []
+    unsaved = stateful_operations(function)
+    if unsaved:
+        words.append(
+            f"{listed(unsaved)} draw from TensorFlow's own random state or run Python code, and no checkpoint holds "
+            "that state: a resumed run can differ. Draw with keras.random and a SeedGenerator, or with "
+            "tf.random.Generator; keep the state of Python code in variables"
+        )
+    unordered = sorted({node.name for node in nodes_of(function) if _sums_in_any_order(node)})
+    if unordered and intra_op_threads > 1:
+        words.append(
+            f"{listed(unordered)}: a weighted bincount adds floats in the order in which its {intra_op_threads} "
+            "threads finish, also with train.deterministic: two runs can differ. Use "
+            "tf.math.unsorted_segment_sum, or set accelerator.intra_op_threads: 1"
+        )
+    return tuple(words)
+
+
+def _sums_in_any_order(node: Any) -> bool:
+    return node.op in _UNORDERED_SUMS and tf.as_dtype(node.attr["T"].type).is_floating
+
+
+def step_notes(state: TrainState, divided: int, *, reference: str, masked: bool) -> Iterator[Note]:
+    """Yield notes about a train step that has just been traced.
+
+    Args:
+        state: whose model's step it is.
+        divided: number of losses that Keras divided by the number of replicas while it was traced.
+        reference: the function's name in the run file.
+        masked: whether a Keras mask reaches the loss of micro-batches.
+    """
+    summed = summed_gradients_words(state.model, divided, reference=reference, replicas=state.accelerator.replicas)
+    if summed and state.step == 0:  # once in a run
+        yield Note(text=summed)
+    for words in compile_words(state.model, state.accelerator):
+        yield Note(text=f"{reference}: {words}")
+    ignored = () if state.returned is None else state.returned.ignored
+    if ignored:
+        yield Note(
+            text=f"{reference}: train_step returns {listed(ignored)}, which are not logged: each is no number, has "
+            f"one for each example, or more than {MOST_VALUES}; return their means",
+            warning=True,
+        )
+    for words in read_results(state.model, state.accelerator.strategy, state.returned).words():
+        yield Note(text=f"{reference}: {words}")
+    if masked:
+        yield Note(
+            text=f"{reference}: a Keras mask reaches the loss, which is then a mean over what the mask keeps of each "
+            "micro-batch (train.accumulate), and not of the whole batch",
+            warning=True,
+        )

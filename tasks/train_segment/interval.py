@@ -13,7 +13,7 @@ from functools import partial
 from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.retention import rewind_run
 from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged, wait_for_save
-from tasks.foundation.checkpoint.snapshot import fits_memory, reserve_memory, snapshot_bytes, take_snapshot
+from tasks.foundation.checkpoint.snapshot import fits_memory, snapshot_bytes, take_snapshot
 from tasks.foundation.checkpoint.write import stage_checkpoint, write_snapshot
 from tasks.foundation.contracts.attempt import INPUT_WAIT
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -134,7 +134,7 @@ class IntervalWork:
             start: the checkpoint that it started from.
             reason: why the segment or the interval ends.
             staged: its checkpoint; None if nothing was staged.
-            in_flight: its checkpoint, if it is being written beside the training.
+            in_flight: its checkpoint, if its save is in flight.
         """
         saved = staged or in_flight
         trained = 0 if saved is None else saved.step - start.step
@@ -218,13 +218,8 @@ class CommitInterval:
         if newest is not None and isinstance(newest.body, Commit):
             self.start = newest.body.checkpoint
 
-    def reserve_memory(self, trainer: Trainer) -> None:
-        """Get memory for the first save ready; see `snapshot.reserve_memory`. Call it after each inner loop."""
-        if self._saves is not None:
-            reserve_memory(trainer.state)
-
     def raise_failed_save(self, hosts: Hosts) -> None:
-        """Raise what failed beside the training. With several hosts, all of them call it."""
+        """Raise what failed in the save in flight. With several hosts, all of them call it."""
         self.wait_for_save(hosts)
         wait_for_save(self._saves, hosts)  # what failed after the commit, such as logging an evaluation
 
@@ -261,7 +256,7 @@ class CommitInterval:
         """Commit within the segment, and start a new interval from this commit.
 
         Raises:
-            BatonError: this save failed, or the one before that ran beside the training.
+            BatonError: this save failed, or the async one before.
         """
         began = self._clock()
         saves = self._saves if self._saves_async(trainer) else None
@@ -294,10 +289,10 @@ class CommitInterval:
         return commit_staged(self.run_log, body, spec=self._spec, telemetry=telemetry, verified=True)
 
     def end(self, trainer: Trainer, reason: BorderReason) -> SegmentResult:
-        """End the segment: begin to stage its checkpoint beside the training, or stage it in line.
+        """End the segment: begin an async save of its checkpoint, or stage it in line.
 
         Raises:
-            BatonError: staging failed, or the save before that ran beside the training.
+            BatonError: staging failed, or the async save before.
         """
         saves = self._saves
         if saves is not None and saves.across_segments and self._saves_async(trainer):

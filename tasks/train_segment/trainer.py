@@ -1,10 +1,13 @@
 """The trainer: model, compiled loop, data and state of one process, kept from one segment to the next.
 
-Statistics of each host between two commits show a slow host.
+The compiled loop replaces `model.fit`, whose `steps_per_execution` crashes under MirroredStrategy. It calls Keras's own
+`model.train_step`, so compiled losses, metrics, custom `train_step`s, clipping and mixed precision work. Statistics of
+each host between two commits show a slow host.
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,18 +21,20 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow, TracedStep, WorkerStats
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.model_inputs import apply_class_weight
+from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
+from tasks.foundation.dataset.read import decoded_bytes, fits_into_memory, training_dataset
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.machine.devices import Accelerator, align_function_numbers
-from tasks.foundation.model.keras_steps import SCALED_LOSSES, tracing_hints
+from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
 from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
-from tasks.foundation.model.randomness import StepDraws, saved_or_drawn, stateful_operations
+from tasks.foundation.model.randomness import CLOCK, StepDraws, saved_or_drawn, stateful_operations
 from tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
     outputs_keras_mask,
+    run_train_step,
     trace_train_step,
     uses_xla,
     xla_step,
@@ -41,10 +46,10 @@ from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
+from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.telemetry.ledger import measured
 from tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
-from tasks.train_segment.fingerprint import compare_with_log, traced_step
-from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings, step_notes, training_batches
+from tasks.train_segment.fingerprint import compare_with_log, nondeterminism_warnings, step_notes, traced_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,111 @@ class HostStats:
             )
 
         return measured(build, (), what="statistics of the hosts", telemetry=telemetry)
+
+
+NOT_FOUND = -1
+
+
+def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, draws: StepDraws | None = None) -> Any:
+    """Make a `tf.function` of (iterator, n) that runs n training steps.
+
+    The iterator and n, an int64 scalar, are arguments, so that it is traced once. It carries no per-replica value.
+
+    Args:
+        step: one training step, see `build_train_step`.
+        accelerator: the process's.
+        draws: seeds of the step's random operations.
+
+    Returns:
+        A function that returns three values. `first_bad`, int64 scalar: index in [0, n) of the first step with a loss
+        that is not finite, or `NOT_FOUND`. `waited`, float64 scalar: seconds that this host waited for batches.
+        `losses`, float32 [local_replicas]: the loss of each of this host's replicas since metrics were reset; NaN if
+        the step returns none.
+    """
+    strategy = accelerator.strategy
+    # With deterministic operations, which TPUs do not have, TensorFlow refuses its own clock.
+    own_clock = accelerator.environment.deterministic and accelerator.kind != "tpu"
+    now = _python_time if own_clock else partial(tf.timestamp, name=CLOCK)
+
+    def run_steps(iterator: Any, n: Any) -> Any:
+        first_bad = tf.constant(NOT_FOUND, tf.int64)
+        waited = tf.constant(0.0, tf.float64)
+        losses = tf.fill([len(accelerator.local_replicas)], math.nan)
+        for index in tf.range(n):
+            batch, seconds = _next_batch(iterator, strategy, now)
+            waited += seconds
+            loss, of_replicas = run_train_step(step, strategy, batch, draws)
+            if loss is not None:
+                losses = of_replicas
+                bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
+                first_bad = tf.where(tf.logical_and(first_bad == NOT_FOUND, bad), index, first_bad)
+        return first_bad, waited, losses
+
+    return tf.function(run_steps, jit_compile=False)
+
+
+@not_converted
+def _next_batch(iterator: Any, strategy: Any, now: Callable[[], Any]) -> tuple[Any, Any]:
+    """The next batch, and the seconds that this host waited for it."""
+    begun = now()
+    with tf.control_dependencies([begun]):
+        batch = next(iterator)
+    arrived = [part for value in tf.nest.flatten(batch) for part in strategy.experimental_local_results(value)]
+    with tf.control_dependencies(arrived):
+        # TensorFlow's own clock is the time of day, which can go back.
+        return batch, tf.maximum(now() - begun, 0.0)
+
+
+def _python_time() -> Any:
+    """Seconds of Python's monotonic clock, float64 scalar; read each time the operation runs."""
+    seconds = tf.numpy_function(time.monotonic, [], tf.float64, name=CLOCK)
+    return tf.ensure_shape(seconds, [])
+
+
+def training_batches(
+    recipe: Recipe, inputs: ModelInputs, accelerator: Accelerator, *, storage: Storage, batch: int, telemetry: Sink
+) -> Any:
+    """Return a distributed iterator over batches from global batch `batch` on.
+
+    Args:
+        recipe: what is trained, on which dataset.
+        inputs: the transforms of the examples.
+        accelerator: whose replicas take the batches.
+        storage: the storage root.
+        batch: index of the first global batch: step + skipped batches.
+        telemetry: receives a warning if the examples do not fit into memory.
+    """
+    spec = recipe.spec
+    in_memory = spec.data.cache == "memory" and _fits(recipe, storage, telemetry)
+
+    def per_replica_batches(context: Any) -> "tf.data.Dataset":
+        dataset = training_dataset(
+            storage,
+            recipe.dataset,
+            seed=spec.train.seed,
+            global_batch_size=spec.train.global_batch_size,
+            window_shards=spec.data.window_shards,
+            first_batch=batch,
+            host=context.input_pipeline_id,
+            hosts=context.num_input_pipelines,
+            local_replicas=accelerator.replicas // context.num_input_pipelines,
+            drop_remainder=spec.train.drop_remainder,
+            shuffle=spec.data.shuffle,
+            functions=inputs.training_functions,
+            in_memory=in_memory,
+        )
+        return map_class_weight(dataset, spec.train.class_weight)
+
+    return iter(accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
+
+
+def _fits(recipe: Recipe, storage: Storage, telemetry: Sink) -> bool:
+    if fits_into_memory(storage, recipe.dataset):
+        return True
+    size = size_words(decoded_bytes(storage, recipe.dataset))
+    text = f"data.cache: memory: the decoded examples take {size}, more than half of the free memory; reading records"
+    telemetry.emit(Note(text=text, warning=True))
+    return False
 
 
 class Trainer:

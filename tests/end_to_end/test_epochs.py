@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import opened_run as results
+from flows import result as results
 from flows.commands.main import main
 from flows.opened_run import Goal, Run
 from flows.result import RelayResult

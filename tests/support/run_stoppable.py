@@ -34,19 +34,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--take-over", action="store_true", help="start even if another process trains the run")
     parser.add_argument("--report", action="store_true", help="write the report too")
     options = parser.parse_args(arguments)
-    reached, opened_run = Reached(), {"exit_reason": "sigterm"}
+    reached, result = Reached(), {"exit_reason": "sigterm"}
     try:
         with sigterm_raises():
-            opened_run = trained(options, reached)
+            result = trained(options, reached)
     except Terminated as fault:
-        opened_run = {"exit_reason": stop_reason(fault)}
-    sys.stdout.write(json.dumps({**opened_run, "reached": reached.step}) + "\n")
-    return 0 if opened_run["exit_reason"] in {"complete", "nothing_to_do"} else RESUMABLE
+        result = {"exit_reason": stop_reason(fault)}
+    sys.stdout.write(json.dumps({**result, "reached": reached.step}) + "\n")
+    return 0 if result["exit_reason"] in {"complete", "nothing_to_do"} else RESUMABLE
 
 
 def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     # Imported here so that signals during the import of TensorFlow are handled too.
-    from flows import opened_run
+    from flows import result
     from flows.opened_run import Goal, Run
     from flows.without_prefect import train
     from tasks.foundation.contracts.run_file import load_run_file
@@ -56,7 +56,7 @@ def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
 
     mark_saves()
     if not options.report:
-        opened_run.write_report = lambda _home, **_title: None
+        result.write_report = lambda _home, **_title: None
     run = load_run_file(options.file, options.overrides)
     goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:

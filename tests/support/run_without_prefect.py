@@ -6,7 +6,7 @@ notices. `--report` writes the report, which takes a tenth of such a short proce
 
 import sys
 
-from flows import opened_run
+from flows import result
 from flows.process import exits_with
 from flows.without_prefect import main
 from tasks.foundation.model import step
@@ -24,7 +24,7 @@ def leave_out_seed_state() -> None:
 
 def leave_out_report() -> None:
     """Do not write the report."""
-    opened_run.write_report = lambda _home, **_title: None
+    result.write_report = lambda _home, **_title: None
 
 
 if __name__ == "__main__":

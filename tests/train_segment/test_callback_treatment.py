@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows import opened_run as results
+from flows import result as results
 from flows.opened_run import Goal, Run
 from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.run_file import RunFile

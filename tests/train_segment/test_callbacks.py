@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import opened_run as results
+from flows import result as results
 from flows.opened_run import Goal, Run
 from flows.result import RelayResult
 from flows.without_prefect import train as train_to

@@ -35,7 +35,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import measured, seconds_between
 from tasks.train_segment import interval as module
-from tasks.train_segment import loop
+from tasks.train_segment import trainer
 from tasks.train_segment.interval import CommitInterval
 from tasks.train_segment.stage import forget_trainer
 from tasks.train_segment.trainer import InnerLoop
@@ -169,7 +169,7 @@ def test_clock_set_back_during_a_step_loses_nothing(lab: Lab, tmp_path: Path, mo
     def timestamp() -> Any:
         return tf.reshape(tf.py_function(lambda: next(readings), [], tf.float64), [])
 
-    monkeypatch.setattr(loop, "_python_time", timestamp)
+    monkeypatch.setattr(trainer, "_python_time", timestamp)
     forget_trainer()
     head = lab.relay(spec, 6, 11)
     assert next(readings) > 1e9, "the loop does not read this clock"

@@ -1,39 +1,98 @@
-"""Operations in a traced step that may give other results in another run."""
+"""Decisions of several hosts before an inner loop, and statistics by host. Fake hosts exchange numbers."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-import tensorflow as tf
 
-from tasks.train_segment.loop import nondeterminism_warnings
-
-PLACES, WEIGHTS = [0, 1, 1], [0.1, 0.2, 0.3]
-
-
-def traced(work: Callable[[], Any]) -> Any:
-    """Trace `work` as the loop does, so that its operations are in a function of the graph."""
-    inner = tf.function(work)
-    return tf.function(lambda: tf.identity(inner())).get_concrete_function()
+from tasks.foundation.machine.stops import agreed_stop, first_reason, number_of
+from tasks.foundation.telemetry.events import Silent
+from tasks.train_segment.loop import LoopDecision
+from tasks.train_segment.trainer import HostStats, InnerLoop
 
 
-@pytest.mark.parametrize("axis", [None, -1])
-def test_weighted_bincount_is_reported(axis: int | None) -> None:
-    function = traced(lambda: tf.math.bincount(PLACES, weights=WEIGHTS, minlength=2, axis=axis))
-    (words,) = nondeterminism_warnings(function, intra_op_threads=2)
-    assert "incount: a weighted bincount adds floats in the order in which its 2 threads finish" in words
-    assert words.endswith("or set accelerator.intra_op_threads: 1")
-    assert nondeterminism_warnings(function, intra_op_threads=1) == ()
+class Others:
+    """Several hosts with given numbers; this process is number `host`."""
+
+    def __init__(self, host: int, *others: list[float]) -> None:
+        self._host, self._others = host, list(others)
+
+    def gather_from_hosts(self, numbers: Sequence[float]) -> Any:
+        exchanged = list(self._others)
+        exchanged.insert(self._host, list(numbers))
+        return np.array(exchanged, np.float64)
 
 
-def test_unweighted_bincount_is_not_reported() -> None:
-    assert nondeterminism_warnings(traced(lambda: tf.math.bincount(PLACES, minlength=2)), intra_op_threads=2) == ()
+def decision(**changes: Any) -> LoopDecision:
+    usual: dict[str, Any] = {
+        "stop": None,
+        "grace_left": math.inf,
+        "segment_is_over": False,
+        "commit_is_due": False,
+        "steps": 7,
+    }
+    return LoopDecision(**{**usual, **changes})
 
 
-def test_random_state_is_reported_too() -> None:
-    def work() -> Any:
-        return tf.random.uniform([], seed=1) + tf.reduce_sum(tf.math.bincount(PLACES, weights=WEIGHTS, minlength=2))
+def numbers(of: LoopDecision) -> list[float]:
+    """The numbers that the host of a decision exchanges."""
+    exchanged: list[list[float]] = []
 
-    unsaved, unordered = nondeterminism_warnings(traced(work), intra_op_threads=2)
-    assert "RandomUniform draw from TensorFlow's own random state" in unsaved
-    assert "bincount" in unordered
+    class Listener:
+        def gather_from_hosts(self, mine: Sequence[float]) -> Any:
+            exchanged.append(list(mine))
+            return np.array([mine], np.float64)
+
+    of.agreed(Listener())
+    return exchanged[0]
+
+
+def test_one_host_agrees_with_itself() -> None:
+    mine = decision(stop="preempted", grace_left=3.5, commit_is_due=True)
+    assert mine.agreed(Others(0)) == mine
+
+
+def test_chief_decides_steps_and_commits() -> None:
+    chief = decision(steps=5, commit_is_due=True, segment_is_over=True)
+    assert decision(steps=9).agreed(Others(1, numbers(chief))) == chief
+    assert chief.agreed(Others(0, numbers(decision(steps=9)))) == chief
+
+
+@pytest.mark.parametrize("host", [0, 1, 2])
+def test_stop_of_any_host_stops_all(host: int) -> None:
+    hosts = [decision(), decision(stop="sigterm", grace_left=20.0), decision(stop="maintenance", grace_left=8.0)]
+    mine = hosts.pop(host)
+    agreed = mine.agreed(Others(host, *map(numbers, hosts)))
+    assert (agreed.stop, agreed.grace_left) == ("sigterm", 8.0)
+
+
+def test_reasons_are_exchanged_as_numbers() -> None:
+    assert first_reason([number_of(None), number_of("time_budget"), number_of("sigint")]) == "time_budget"
+    assert first_reason([number_of(None)]) is None
+
+
+def test_all_hosts_obey_a_stop_of_another_host() -> None:
+    class NoStop:
+        requested = None
+
+    assert agreed_stop(NoStop(), Others(0, [number_of("sigterm")])) == "sigterm"  # type: ignore[arg-type]
+
+
+def test_statistics_are_listed_by_host() -> None:
+    host_stats = HostStats()
+    loop = InnerLoop(steps=4, input_wait_seconds=0.5, losses=(0.25,))
+    host_stats.add(loop, 2.0)
+    host_stats.add(InnerLoop(steps=2, input_wait_seconds=9.0, losses=(0.125,)), 1.0)
+
+    class Accelerator(Others):
+        hosts, replicas = 2, 2
+
+    stats = host_stats.gather_from_hosts(Accelerator(0, [6, 4.0, 0.0, 0.5]), 32, telemetry=Silent())  # type: ignore[arg-type]
+    mine, other = stats
+    assert (mine.host, mine.steps, mine.examples, mine.train_seconds) == (0, 6, 96, 3.0)
+    assert mine.input_wait_seconds == 1.5  # at most the duration of the loop
+    assert mine.losses == (0.125,)
+    assert (other.host, other.train_seconds, other.losses) == (1, 4.0, (0.5,))
+    assert HostStats().gather_from_hosts(Accelerator(0), 32, telemetry=Silent()) == ()  # type: ignore[arg-type]

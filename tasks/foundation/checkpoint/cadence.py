@@ -106,7 +106,7 @@ class CommitCadence:
         self._stall_seconds = _smoothed(self._stall_seconds, seconds)
 
     def processed(self, seconds: float) -> None:
-        """Report how much of a processor a commit beside the training took."""
+        """Report how much of a processor an async save took."""
         self._processor_seconds = _smoothed(self._processor_seconds or None, seconds)
 
 

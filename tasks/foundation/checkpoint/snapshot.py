@@ -157,7 +157,7 @@ def fits_memory(state: TrainState) -> bool:
 
 
 def reserve_memory(state: TrainState) -> None:
-    """Get the memory of the first snapshot ready beside the training, unless memory is short.
+    """Get the memory of the first snapshot ready while the training goes on, unless memory is short.
 
     Call it when a step has been trained, so that what the step needs is taken already.
     """

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
-from flows.proof.audit import environment_differences
 from flows.proof.choose import (
     Stretch,
     Stretches,
@@ -18,6 +17,7 @@ from flows.proof.choose import (
     stretches_of,
     training_of,
 )
+from flows.proof.receipt import environment_differences
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import next_border

@@ -7,7 +7,7 @@ import pytest
 
 from flows.bare_process import ProcessReport
 from flows.proof.execute import FinishedProcess, Laboratory
-from flows.proof.prove import prove
+from flows.proof.receipt import prove
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile

@@ -1,27 +1,51 @@
-"""The audit: execute committed steps again, each stretch from a copy of its first checkpoint, and compare with the log.
+"""Proofs and audits: steps executed again in fresh processes, compared bit by bit, and the receipt of what was found.
 
-The run is only read. Where a digest differs, the steps are executed once more: what the second execution agrees with
-tells a machine that computed wrongly from a training that is not deterministic.
+A proof trains a run file straight and again with cuts and a kill, and names the likely cause of a difference. An audit
+executes committed steps again, each stretch from a copy of its first checkpoint, and compares with the log; the run is
+only read. Where a digest differs, the steps are executed once more: what the second execution agrees with tells a
+machine that computed wrongly from a training that is not deterministic.
 """
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from signal import SIGKILL
+from typing import TYPE_CHECKING
 
 from flows.admit import preflight
 from flows.opened_run import Run
-from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretches_of
-from flows.proof.compare import Arrays, Outcome, SavedState, compare_states, difference_words, read_arrays, read_outcome
-from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
+from flows.proof.choose import (
+    Choice,
+    Stretch,
+    choose,
+    cut_length,
+    logged_settings,
+    require_enough_steps,
+    stretches_of,
+    training_of,
+)
+from flows.proof.compare import (
+    Outcome,
+    SavedState,
+    causes_of,
+    compare,
+    compare_states,
+    difference_words,
+    read_outcome,
+    read_variable,
+)
+from flows.proof.execute import CommitWatcher, Execution, FreshProcesses, Laboratory, error_of, hosts_of
 from tasks.foundation.checkpoint.verify import manifest_digest, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt
+from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt, ProofReceipt, Receipt
 from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
-from tasks.foundation.errors import DamagedDataset, FileMissing
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
 from tasks.foundation.messages import counted, shown
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
@@ -29,6 +53,111 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Sink
+
+if TYPE_CHECKING:
+    from tasks.foundation.dataset.features import Array
+
+# A process may finish before it can be killed. Each further try trains twice as many steps.
+_TRIES = 5
+
+
+def prove(
+    run: RunFile, overrides: tuple[str, ...], *, steps: int, share_data: bool, laboratory: Laboratory
+) -> ProofReceipt:
+    """Train straight and cut, in separate processes, and compare.
+
+    Args:
+        run: the run file, with the overrides applied.
+        overrides: the user's overrides, for the processes.
+        steps: steps to train, at least 4. Doubled while the processes finish before they can be killed.
+        share_data: whether the dataset is prepared once; otherwise each training has a storage root of its own.
+        laboratory: scratch storage, processes and telemetry.
+
+    Returns:
+        The receipt, not stored yet; its verdict is "same" or "different".
+
+    Raises:
+        InvalidInput: `steps` is below 4, or a process refused its input.
+        BatonError: a process failed, or every try finished before its process could be killed.
+    """
+    require_enough_steps(steps)
+
+    def training(name: str, steps: int, segment_steps: int) -> Execution:
+        storage = laboratory.folder / ("shared" if share_data else name)
+        return training_of(run, overrides, name=name, storage=storage, steps=steps, segment_steps=segment_steps)
+
+    cut, killed_at = _cut_and_killed(training, steps, laboratory)
+    steps = cut.steps
+    laboratory.note(f"straight to step {steps}, in one process")
+    straight = training("straight", steps, steps)
+    finished = laboratory.finish(straight)
+    found, one, other = compare(straight.home, cut.home, steps, saved=laboratory.saved)
+    repeatable: bool | None = None
+    if not found.same and found.same_examples:
+        laboratory.note("they differ; training straight once more, to see whether the model is repeatable")
+        again = training("again", steps, steps)
+        laboratory.finish(again)
+        repeatable = compare(straight.home, again.home, steps, saved=laboratory.saved)[0].same
+    causes: tuple[str, ...] = ()
+    if not found.same:
+        causes = causes_of(
+            same_examples=found.same_examples,
+            same_step=found.same_step,
+            repeatable=repeatable,
+            operations=finished.report.stateful_operations,
+            source=f"data.source {run.spec.data.source_words}",
+        )
+    # With callbacks, both trainings also commit for evaluations; those commits are not cuts.
+    uncut = {ref.step for ref in one.commits}
+    return ProofReceipt(
+        **_receipt_of(run.spec, run.path, same=found.same).model_dump(),
+        identity=dict(one.head.identity),
+        environment=one.head.environment,
+        steps=steps,
+        cuts=tuple(ref.step for ref in other.commits if 0 < ref.step < steps and ref.step not in uncut),
+        killed_at_step=killed_at,
+        data_prepared="once" if share_data else "for each trial",
+        straight=one.end,
+        cut=other.end,
+        variables=found.variables,
+        differing=found.differing,
+        first_difference=found.first,
+        metric_rows=found.rows,
+        first_differing_step=found.first_step,
+        repeatable=repeatable,
+        causes=causes,
+    )
+
+
+def _cut_and_killed(
+    training: Callable[[str, int, int], Execution], steps: int, laboratory: Laboratory
+) -> tuple[Execution, int]:
+    """Train with cuts, kill the first process and finish in a second one.
+
+    Returns:
+        The finished execution, and the step of the tip when its first process was killed.
+    """
+    length = cut_length(steps)
+    for number in range(1, _TRIES + 1):
+        execution = training("cut" if number == 1 else f"cut-{number}", steps, length)
+        again = "" if number == 1 else "finished before it could be killed; again, "
+        laboratory.note(f"{again}to step {steps} in segments of {length}, until it is killed")
+        # The kill comes at the second border, so that a warm process has crossed the first one.
+        finished = laboratory.processes.kill_after(execution, 2 * length)
+        tip = CommitWatcher(execution.home).step()
+        if finished.killed and finished.returncode == -SIGKILL:
+            if 0 < tip < steps:
+                laboratory.note(f"killed at step {tip}; continuing to step {steps} in a new process")
+                laboratory.finish(execution)
+                return execution, tip
+        elif finished.returncode != 0:
+            raise error_of(execution, finished)
+        steps *= 2
+    raise BatonError(
+        f"nothing is proved: in {_TRIES} tries, the last with {steps // 2} steps, the run finished before it could be "
+        f"killed; use more steps: --steps {steps}"
+    )
+
 
 # These settings could stop the process early, or commit by the clock. None of them changes the bits.
 _SWITCHED_OFF = ("train.stop_after_seconds=null", "checkpoint.every_seconds=null")
@@ -66,16 +195,23 @@ def audit_in_scratch(
         _copy_datasets(run.root, chosen[-1].before, folder)
         results = tuple(_audited(run, overrides, stretch, laboratory) for stretch in chosen)
     return AuditReceipt(
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        verdict="same" if all(each.verdict == "same" for each in results) else "different",
-        run=run.spec.run,
-        run_file="" if run.file is None else run.file.name,
-        spec_digest=hashlib.sha256(run.spec.to_json()).hexdigest(),
-        baton=baton_version() or "unknown",
+        **_receipt_of(run.spec, run.file, same=all(each.verdict == "same" for each in results)).model_dump(),
         seed=seed if choice == "sample" else None,
         auditable=len(found.auditable),
         stretches=results,
         left_out=found.left_out,
+    )
+
+
+def _receipt_of(spec: RunSpec, file: Path | None, *, same: bool) -> Receipt:
+    """What every receipt says."""
+    return Receipt(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict="same" if same else "different",
+        run=spec.run,
+        run_file="" if file is None else file.name,
+        spec_digest=hashlib.sha256(spec.to_json()).hexdigest(),
+        baton=baton_version() or "unknown",
     )
 
 
@@ -120,10 +256,9 @@ def _audited(run: Run, overrides: tuple[str, ...], stretch: Stretch, laboratory:
 def _logged_state(home: Storage, ref: CheckpointRef, scratch: Path) -> SavedState:
     """The state in a checkpoint of the run, which is copied to where TensorFlow can read it if it has to be read."""
 
-    def read() -> Arrays:
-        copy = LocalStorage(scratch)
+    def read(key: str) -> "Array":
         manifest = _copy_checkpoint(home, ref, scratch / ref.path)
-        return read_arrays(copy, ref, manifest)
+        return read_variable(LocalStorage(scratch), ref, manifest, key)
 
     return SavedState(leaves=read_manifest(home, ref).leaves, read=read)
 
