@@ -103,9 +103,9 @@ class Run:
     """A run that has begun, by its home. Everything but `export` only reads.
 
     Models are built with the run file and the code that the home has, which the run was trained with, so what was
-    edited since does not matter. That code runs unasked only from a home on a local disk that you own. From another
-    one, or from a home that an earlier version began, the code of the run file is used, if the run was opened by it;
-    otherwise loading a model is refused, unless `trust_code` is true.
+    edited since does not matter. That code runs unasked only from a home on a local disk that you own. For any other,
+    the code of the run file is used, if the run was opened by it; otherwise loading a model is refused, unless
+    `trust_code` is true.
     """
 
     @errors_in_python_words()

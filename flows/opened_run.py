@@ -144,7 +144,7 @@ class Run(RunHome):
     def with_recorded_examples(self, head: Head | None) -> "Run":
         """The run with the number of training examples that its log has, if its settings count in epochs.
 
-        It stays as it is if the run has not begun, or an earlier version began it: then the prepared dataset tells.
+        It stays as it is if the run has not begun: then the prepared dataset tells.
         """
         if head is None or not needs_examples(self.spec):
             return self
@@ -444,8 +444,8 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
         remedies: for refusals.
 
     Raises:
-        InvalidInput: the home has no code, because an earlier version of Baton made it, or the file is missing; or
-            others can have written it, and `trust_code` is false.
+        InvalidInput: the log names no code, or the file is missing; or others can have written it, and `trust_code`
+            is false.
         RunLogError: the saved code is damaged.
         AnotherVersion: a newer version of Baton wrote it.
     """
@@ -510,12 +510,7 @@ def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes]:
     """The path and the bytes of the saved code; they have the digest in its name."""
     path, hints = str(head.identity.get(SAVED_CODE)), [remedies.own_code]
     if not is_saved_code(path):
-        raise InvalidInput(
-            message(
-                f"{opened.home.uri} has no run file and no code: an earlier version began or last changed it",
-                hints=hints,
-            )
-        )
+        raise InvalidInput(message(f"{opened.home.uri} has no run file and no code: its log names none", hints=hints))
     where = f"{opened.home.uri}/{path}"
     try:
         data = opened.home.read(path)

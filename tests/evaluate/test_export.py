@@ -1,10 +1,11 @@
-"""Exports load with Keras and TensorFlow alone and predict the same."""
+"""Exports load with Keras and TensorFlow alone and predict the same; the lines of Python that load them."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import yaml
 
 from flows.commands.main import main
+from tasks.evaluate.export import Loading
+from tasks.evaluate.export_target import require_free_target
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.user_code import load_function
 from tests.support.lab import Lab, lab_of, restored, spec_of
-
-pytestmark = pytest.mark.slow
 
 LAYERS = """
 import keras
@@ -120,6 +123,7 @@ def run_file_of(lab: Lab, name: str, **options: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     spec = spec_of("build")
     head = lab.log(spec).head()
@@ -159,6 +163,7 @@ def refused(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str, code: int
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     file, home, new = str(lab.code / "run.yaml"), f"{lab.root}/storage/build", str(lab.code / "new.keras")
     (lab.code / "there.keras").touch()
@@ -183,6 +188,7 @@ def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -
     assert "config.activation: tanh -> relu" in refused(lab, capsys, home, "--run-file", other, *to)
 
 
+@pytest.mark.slow
 def test_variables_missing_in_a_tf_checkpoint_are_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.begin(spec_of("build", run="listed", model__options={"kind": "Listed"}))
     file, home = run_file_of(lab, "listed.yaml", kind="Listed"), f"{lab.root}/storage/listed"
@@ -194,6 +200,7 @@ def test_variables_missing_in_a_tf_checkpoint_are_named(lab: Lab, capsys: pytest
     assert "gamma" not in warning  # the optimizer tracks it
 
 
+@pytest.mark.slow
 def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Runs without Baton, in another folder than the user's code."""
     options = {"kind": "Tripled", "activation": "bent"}
@@ -216,3 +223,99 @@ def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixtu
     )  # fmt: skip
     assert done.returncode == 0, program + done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == str(restored(lab, spec, lab.begin(spec).retained[0]).model.count_params())
+
+
+FILES = {
+    "layers.py": "class Scale: ...\nclass Shift: ...\ndef bent(x): ...\n",
+    "heads.py": "from .layers import Scale, bent\nclass Head: ...\n",
+}
+REFERENCE = "heads.py:Head"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A folder of user code, loaded as Baton loads it."""
+
+    folder: Path
+    package: str
+
+    def of(self, name: str, file: str = "layers", **more: Any) -> dict[str, Any]:
+        return {"module": f"{self.package}.{file}", "class_name": name, "registered_name": name, "config": {}, **more}
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    folder = tmp_path / "iris"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return Code(folder, load_function(REFERENCE, folder).__module__.partition(".")[0])
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"module": "builtins", "class_name": "function", "config": name, "registered_name": "function"}
+
+
+def lines(config: Any, here: Path) -> tuple[str, ...]:
+    return Loading.of_config(config, REFERENCE).lines(Path("out.keras"), here=here)
+
+
+def test_model_of_keras_layers_needs_no_imports(code: Code) -> None:
+    dense = {"module": "keras.layers", "class_name": "Dense", "config": {"activation": function("relu")}}
+    spec = {"module": "tensorflow.python.framework.tensor", "class_name": "__typespec__", "registered_name": None}
+    assert lines({"layers": [dense, spec]}, code.folder) == ("keras.saving.load_model('out.keras')",)
+
+
+def test_custom_objects_are_passed_or_imported(code: Code) -> None:
+    layers = [code.of("Scale"), code.of("Scale"), code.of("Shift", registered_name="own>Shift")]
+    assert lines({"config": layers, "activation": function("bent")}, code.folder) == (
+        "from layers import Scale, bent, Shift",
+        "import keras",
+        "keras.saving.load_model('out.keras', custom_objects={'Scale': Scale, 'bent': bent})",
+    )
+
+
+def test_code_of_another_folder_is_added_to_the_path(code: Code, tmp_path: Path) -> None:
+    """A file with relative imports is imported as part of its folder."""
+    assert lines([code.of("Scale"), code.of("Head", "heads")], tmp_path / "elsewhere") == (
+        "import sys",
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        f"sys.path.insert(0, {str(code.folder)!r})",
+        "from iris.heads import Head",
+        "from layers import Scale",
+        "import keras",
+        "keras.saving.load_model('out.keras', custom_objects={'Head': Head, 'Scale': Scale})",
+    )
+
+
+def test_objects_that_cannot_be_imported_cause_warnings(code: Code) -> None:
+    layer = {"class_name": "Lambda", "module": "keras.layers", "config": {"function": {"class_name": "__lambda__"}}}
+    config = [layer, code.of("Inner"), function("closure"), code.of("Scale"), code.of("Scale", "heads")]
+    loading = Loading.of_config(config, REFERENCE)
+    assert loading.lines(Path("out.keras"), here=code.folder)[-1].endswith(", safe_mode=False)")
+    warned = "\n".join(loading.warnings())
+    assert "Inner, closure: defined inside a function or class" in warned
+    assert "Scale: several classes have this name" in warned
+    assert "a lambda is stored as code" in warned
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "better"),
+    [
+        ("weights", "w.h5", "w.weights.h5"),
+        ("weights", "w.hdf5", "w.weights.h5"),
+        ("weights", "w.weights", "w.weights.h5"),
+        ("weights", "w.keras", "w.weights.h5"),
+        ("weights", "w", "w.weights.h5"),
+        ("weights", "w.v2", "w.v2.weights.h5"),
+        ("weights", ".h5", ".h5.weights.h5"),
+        ("keras", "w.weights.h5", "w.keras"),
+        ("keras", "w.h5", "w.keras"),
+        ("keras", "w.KERAS", "w.KERAS.keras"),
+    ],
+)
+def test_suggested_name_is_accepted(form: str, name: str, better: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        require_free_target(form, tmp_path / name)
+    assert str(caught.value).endswith(f"; use {tmp_path / better}")
+    require_free_target(form, tmp_path / better)

@@ -1,13 +1,30 @@
-"""Checks that need neither Prefect nor TensorFlow run before either is imported."""
+"""What is refused before Prefect or TensorFlow is imported, among it a run that another process trains."""
 
 import sys
 import textwrap
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from prefect.client.schemas.objects import State
+from prefect.logging import disable_run_logger
 
+from flows import admit as admission
+from flows import result as results
+from flows.admit import Admitted, LivenessProbe, admit, require_idle
 from flows.commands.main import main
+from flows.opened_run import Goal, Run
+from flows.result import RelayResult
+from flows.with_prefect import run_flows
+from flows.with_prefect.record import FlowRunBeside
+from flows.with_prefect.train_beside import train_beside
+from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import RunAtWork
+from tasks.foundation.machine.processes import is_running, process_name
+from tests.support.clock import NOON, FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 
 RUN = """
@@ -99,3 +116,158 @@ def test_run_without_progress_is_refused_before_imports(
         run.attempt(f"{number}" * 32, process="gone", ended="error")
     assert main(["run", str(run.run_file()), "--set", "stop.attempts_without_progress=2"]) == 1
     assert "2 attempts in a row" in capsys.readouterr().err
+
+
+HERE = "boot/1/4711/99"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    (tmp_path / "model.py").write_text("def build_model():\n    pass\n")
+    return FakeRun(tmp_path).train(100)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def check_idle(run: FakeRun, clock: FakeClock) -> Callable[..., list[str]]:
+    """A function that looks for other processes and returns the emitted notes. It calls `on_sleep` after each sleep."""
+
+    def check_idle(*, take_over: bool = False, on_sleep: Callable[[], None] = lambda: None) -> list[str]:
+        def sleep(seconds: float) -> None:
+            clock.advance(seconds)
+            on_sleep()
+
+        probe = LivenessProbe(
+            now=clock.now,
+            clock=clock,
+            sleep=sleep,
+            is_running=lambda name: name == HERE,
+            is_gone=lambda name: name == "gone",
+        )
+        recorder = EventRecorder()
+        opened = Run.open(load_run_file(run.run_file()))
+        require_idle(opened, take_over=take_over, telemetry=recorder, probe=probe)
+        return [event.text for event in recorder.events]
+
+    return check_idle
+
+
+def test_a_live_process_of_this_machine_is_refused_at_once(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]]
+) -> None:
+    run.attempt("a" * 32, process=HERE, host="tpu-vm", pid=4711)
+    clock.advance(7)
+    before = run.files()
+    with pytest.raises(RunAtWork) as caught:
+        check_idle()
+    headline, *hints = str(caught.value).splitlines()
+    assert headline == "digits is at work: process 4711 on tpu-vm, step 130, last heartbeat 7.0 s ago"
+    assert ["--take-over" in hint for hint in hints] == [False, True]
+    assert caught.value.exit_code == 3
+    assert check_idle(take_over=True) == []
+    assert run.files() == before
+    assert clock.seconds == 1007.0, "there was no wait"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"process": "gone"},
+        {"ended": "sigterm", "process": HERE},
+        {"within": "b" * 32, "process": HERE},
+        {"alive": (NOON - timedelta(seconds=91)).isoformat(), "process": HERE},
+        {"process": process_name()},
+    ],
+    ids=["dead", "ended", "stage", "silent", "this"],
+)
+def test_ended_and_own_attempts_do_not_block(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]], changes: dict[str, str]
+) -> None:
+    run.attempt("a" * 32, **changes)
+    assert check_idle() == []
+    assert clock.seconds == 1000.0, "there was no wait"
+
+
+def test_a_remote_process_is_refused_after_its_next_heartbeat(
+    run: FakeRun, check_idle: Callable[..., list[str]]
+) -> None:
+    run.attempt("a" * 32, process="elsewhere")
+
+    def heartbeat() -> None:
+        run.attempt("a" * 32, process="elsewhere", alive=(NOON + timedelta(seconds=1)).isoformat())
+
+    with pytest.raises(RunAtWork, match="process 1 on host, step 130"):
+        check_idle(on_sleep=heartbeat)
+
+
+@pytest.mark.parametrize(("age", "longest"), [(60, 4.0), (100_000, 47.5)])
+def test_a_silent_remote_process_delays_but_does_not_block(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]], age: float, longest: float
+) -> None:
+    run.attempt("a" * 32, process="elsewhere", began=(NOON - timedelta(seconds=age)).isoformat())
+    (note,) = check_idle()
+    assert "another process may be at work: process 1 on host, step 130" in note
+    assert 0 < clock.seconds - 1000.0 <= longest
+
+
+def test_the_wait_ends_when_the_remote_process_ends(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]]
+) -> None:
+    run.attempt("a" * 32, process="elsewhere", began=(NOON - timedelta(days=1)).isoformat())
+    check_idle(on_sleep=lambda: run.attempt("a" * 32, process="elsewhere", ended="sigterm"))
+    assert clock.seconds - 1000.0 < 1
+
+
+@pytest.fixture
+def rival(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """A run that a live process of this machine is training."""
+    monkeypatch.setattr(admission, "process_name", lambda: "")  # otherwise it is this process
+    now = datetime.now().astimezone()
+    run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
+    assert is_running(process_name())
+    return run
+
+
+def test_relay_and_command_refuse_before_anything_starts(rival: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    file = load_run_file(rival.run_file())
+    before = rival.files()
+    with pytest.raises(RunAtWork):
+        train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder())
+    assert main(["run", str(rival.run_file())]) == 3
+    assert "error: digits is at work: process 1 on host" in capsys.readouterr().err
+    assert rival.files() == before
+
+
+def test_a_scheduled_run_beside_a_run_at_work_does_not_fail(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_flows, "prefect_responds", lambda: True)
+    with disable_run_logger():
+        ended = run_flows.train_run.fn(str(rival.run_file()))
+    assert isinstance(ended, State)
+    assert (ended.is_completed(), ended.name) == (True, "Stopped")
+    assert ended.message is not None
+    assert "is at work: process 1 on host" in ended.message
+
+
+def test_a_complete_run_does_not_check_for_other_processes(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "write_report", lambda *_given, **_named: None)
+    file = load_run_file(rival.run_file(100))
+    rival.evaluate(0.5)
+    assert train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"
+
+
+def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Run.open(load_run_file(run.run_file()))
+    admitted = admit(opened, Goal.of(opened.spec), telemetry=EventRecorder())
+    assert isinstance(admitted, Admitted)
+    monkeypatch.setattr(admission, "process_name", lambda: "")  # otherwise it is this process
+    now = datetime.now().astimezone()
+    run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
+    with (
+        pytest.raises(RunAtWork),
+        FlowRunBeside[RelayResult](lambda: None, lambda body: [body()], notes=EventRecorder()) as flow_run,
+    ):
+        train_beside(admitted, flow_run, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))

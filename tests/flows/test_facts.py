@@ -1,9 +1,22 @@
-"""The state and the speed of a run."""
+"""The state and the speed of a run; a folder's runs come in pages, and each costs few requests."""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.facts import pace_of, state_of
+from flows.commands.main import main
+from flows.facts import list_page, pace_of, state_of
+from tasks.foundation.runlog.commits import finish
+from tasks.foundation.storage.opening import open_storage
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.counting_storage import Counting
+from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
+from tests.support.sent_requests import Requests, requests_of, responding_together
 
 
 @pytest.mark.parametrize(
@@ -31,3 +44,156 @@ def test_pace_is_that_of_this_process() -> None:
 def test_pace_is_unknown_before_the_first_steps(changes: dict[str, object]) -> None:
     record = record_of("a" * 32, **{"from_step": 100, "step": 300, "seconds": {"train": 50.0}, **changes})
     assert pace_of(record, 1000) == (None, None)
+
+
+NAMES = ["a", "b", "c", "e", "f"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    """A folder with the runs a, b, c, e and f, a folder d without a log, and a dataset."""
+    run = FakeRun(tmp_path, "a", target=100).train(100)
+    run.retire(keep_last=2)
+    for name in NAMES[1:]:
+        for path in run.home.files("log"):
+            run.root.write(f"{name}/{path}", run.home.read(path))
+    run.root.write("d/log/note.txt", b"not a run")
+    return run
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[list[str], str | None]:
+    assert main(["list", *words, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return [each["run"] for each in found["runs"]], found["next"]
+
+
+@pytest.mark.parametrize("limit", range(1, 7))
+def test_pages_have_each_run_once(run: FakeRun, limit: int, capsys: pytest.CaptureFixture[str]) -> None:
+    page, after = listed(capsys, run.root.uri, "--limit", str(limit))
+    found = [page]
+    while after is not None:
+        page, after = listed(capsys, run.root.uri, "--limit", str(limit), "--after", after)
+        found.append(page)
+    assert [name for page in found for name in page] == NAMES
+    assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+    assert found[-1], "an empty page"
+
+
+def test_page_may_begin_after_a_name_that_is_gone(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert listed(capsys, run.root.uri, "--after", "bb") == (["c", "e", "f"], None)
+    assert listed(capsys, run.root.uri, "--after", "f") == ([], None)
+    assert main(["list", run.root.uri, "--after", "f"]) == 0
+    assert capsys.readouterr().out == f"no runs below {run.root.uri} after f\n"
+
+
+def test_a_cut_list_says_so_beside_the_table(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", run.root.uri, "--limit", "2"]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["run", "a", "b"]
+    assert printed.err == "there are more runs; list them with --after b\n"
+    assert main(["list", run.root.uri, "--limit", "0"]) == 2
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_only_damage_on_the_page_is_reported(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.root.write("c/log/00000002.json", b"{")
+    assert listed(capsys, run.root.uri, "--limit", "2") == (["a", "b"], "b")
+    assert listed(capsys, run.root.uri, "--limit", "1", "--after", "b", code=4) == (["c"], "c")
+
+
+def test_run_without_hint_is_listed(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "bc":
+        run.root.delete(f"{name}/log/HINT")
+    run.root.write("e/log/HINT", b"900")
+    assert main(["list", run.root.uri, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [{**each, "run": "", "home": ""} for each in runs] == [{**runs[0], "run": "", "home": ""}] * 5
+
+
+def listed_runs(capsys: pytest.CaptureFixture[str], root: str) -> dict[str, dict[str, Any]]:
+    assert main(["list", root, "--json"]) == 0
+    return {each["run"]: each for each in json.loads(capsys.readouterr().out)["runs"]}
+
+
+def test_list_says_state_target_and_who_is_at_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alive = {"alive": datetime.now(UTC).isoformat(), "host": "tpu-vm-3", "pid": 4711}
+    over = FakeRun(tmp_path, "over", target=100).train(100)
+    over.attempt("lingers", **alive)
+    early = FakeRun(tmp_path, "early", target=400).train(100)
+    finish(early.log, early.tip, base=early.head.base, reason="EarlyStopping", attempt="0" * 32)
+    FakeRun(tmp_path, "old").train(100)  # its log does not say the target
+    stopped = FakeRun(tmp_path, "stopped", target=400).train(100)
+    stopped.attempt("killed")
+    stopped.attempt("ended", **alive, ended="sigterm")
+    trains = FakeRun(tmp_path, "trains", target=2000).train(100, 1500)
+    trains.attempt("b", **alive)
+    runs = listed_runs(capsys, over.root.uri)
+    assert {name: (each["state"], each["step"], each["target"]) for name, each in runs.items()} == {
+        "early": ("ended early", 100, 400),
+        "old": ("unknown", 100, None),
+        "over": ("complete", 100, 100),
+        "stopped": ("incomplete", 100, 400),
+        "trains": ("at work", 1500, 2000),
+    }
+    at_work = {name: each["at_work"] for name, each in runs.items() if each["at_work"]}
+    assert at_work == {"trains": [{"attempt": "b", "host": "tpu-vm-3", "pid": 4711}]}
+    assert main(["list", over.root.uri]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[-1] == "at work"
+    assert re.fullmatch(r"old +100 +3 +\S+", lines[2])
+    assert re.fullmatch(r"trains +at work +1500/2000 .* 4711 on tpu-vm-3", lines[-1])
+
+
+def test_target_is_as_of_the_newest_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(tmp_path, "a", target=100).train(100)
+    run.evaluate(0.5)
+    assert listed_runs(capsys, run.root.uri)["a"]["state"] == "complete"
+    run.target = 400
+    run.train(200)
+    run.evaluate(0.5)
+    assert listed_runs(capsys, run.root.uri)["a"]["target"] == 400
+    run.target = None  # a commit that does not say it
+    run.train(300)
+    assert listed_runs(capsys, run.root.uri)["a"]["target"] == 400
+
+
+def test_only_runs_that_are_not_over_cost_a_listing_more(tmp_path: Path) -> None:
+    over = FakeRun(tmp_path, "over", target=100).train(100)
+    for each in (over, FakeRun(tmp_path, "trains", target=400).train(100)):
+        each.retire(keep_last=2)  # writes HINT
+    calls = {}
+    for name in ("over", "trains"):
+        counted = Counting(over.root.at(name))
+        [run] = list_page(counted).runs
+        assert run.name == name
+        calls[name] = counted.calls
+    assert calls["over"] == {"read": 2, "exists": 1, "folders": 1}  # HINT and the newest entry
+    assert calls["trains"] - calls["over"] == {"files": 1}
+
+
+def test_a_run_on_cloud_storage_costs_three_requests(run: FakeRun, cloud: FakeGcs, tmp_path: Path) -> None:
+    root = open_storage("gs://bucket/team", relative_to=tmp_path)
+    for number in range(40):
+        for path in run.home.files("log"):
+            cloud.store.put("bucket", f"team/run-{number:02}/{path}", run.home.read(path))
+    asked, hints = 21, ("object.media", r"run-\d\d/log/HINT")  # one more than the page shows
+    with responding_together(cloud, [hints] * asked), requests_of(cloud) as requests:
+        assert main(["list", root.uri, "--limit", "20"]) == 0
+    assert len(requests.sent) <= 3 * asked + 4, requests.words()  # the root itself, and the folders
+    assert Requests(requests.of(*hints)).in_series() == 1, "runs wait for each other"
+
+
+def test_attempts_of_runs_on_cloud_storage_are_read_side_by_side(cloud: FakeGcs, tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, "a", target=400).train(100)
+    run.retire(keep_last=2)  # writes HINT
+    run.attempt("b", alive=datetime.now(UTC).isoformat())
+    root = open_storage("gs://bucket/team", relative_to=tmp_path)
+    for number in range(20):
+        for path in (*run.home.files("log"), *run.home.files("attempts")):
+            cloud.store.put("bucket", f"team/run-{number:02}/{path}", run.home.read(path))
+    records = ("object.media", r"run-\d\d/attempts/b.json")
+    with responding_together(cloud, [records] * 20), requests_of(cloud) as requests:
+        page = list_page(root)
+    assert [len(each.at_work) for each in page.runs] == [1] * 20
+    assert len(requests.sent) <= 5 * 20 + 4, requests.words()
+    assert Requests(requests.of(*records)).in_series() == 1, "runs wait for each other"

@@ -15,7 +15,7 @@ from tasks.foundation.errors import RunFileError
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.telemetry import trackers
 from tests.flows.test_relay import FakeRunner
-from tests.foundation.telemetry.test_tracking import Recording
+from tests.foundation.telemetry.test_trackers import Recording
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import run_with_code
 from tests.support.fake_run import FakeRun

@@ -61,8 +61,8 @@ def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:
         telemetry = Several((console, reached))
-        result_of = train(Run.open(run), goal, telemetry=telemetry, take_over=options.take_over)
-        return dict(result_of.model_dump(mode="json"))
+        done = train(Run.open(run), goal, telemetry=telemetry, take_over=options.take_over)
+        return dict(done.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

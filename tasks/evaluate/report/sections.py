@@ -39,7 +39,7 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
 )
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
-from tasks.foundation.messages import counted, masked_values
+from tasks.foundation.messages import counted
 from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
 from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.runlog.receipts import audit_words, last_audit
@@ -381,15 +381,15 @@ def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
         return
     if saved.model is not None:
         yield _model_section(saved.model)
-    spec = saved.run_file  # in which earlier versions saved secrets
+    spec = saved.run_file
     shown = [
         (
             "run file, the keys that differ from their defaults",
-            yaml_text(masked_values(spec.model_dump(mode="json", exclude_defaults=True))),
+            yaml_text(spec.model_dump(mode="json", exclude_defaults=True)),
         ),
         (
             "run file, all keys",
-            yaml_text(masked_values(spec.model_dump(mode="json"))),
+            yaml_text(spec.model_dump(mode="json")),
         ),
         *((file.path, file.text) for file in saved.files if file.text is not None),
     ]
@@ -484,7 +484,7 @@ def _files(home: Storage, path: object) -> Mapping[str, str] | None:
     saved = read_saved_code(home, path)
     if saved is None:
         return None
-    run_file = yaml_text(masked_values(saved.run_file.model_dump(mode="json")))
+    run_file = yaml_text(saved.run_file.model_dump(mode="json"))
     return {_RUN_FILE: run_file, **{file.path: file.text for file in saved.files if file.text is not None}}
 
 

@@ -1,14 +1,15 @@
-"""The checks that need only the run file."""
+"""The checks that need the run file and the storage only, and how checks follow each other."""
 
 from pathlib import Path
 
 import pytest
 
-from flows.doctor.run_file_checks import check_accelerator, check_batch, check_preflight
+from flows.doctor.run_file_checks import Checks, Finding, check_accelerator, check_batch, check_preflight, check_storage
 from flows.opened_run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.machine.tpu import tpu_type
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.fake_run import FakeRun
 from tests.support.faulty_runs import V5E, load_faulty_run, make_run
 
@@ -55,3 +56,43 @@ def test_preflight_of_existing_run(tmp_path: Path) -> None:
     with pytest.raises(IdentityChanged, match=r"train\.seed"):
         check_preflight(other, storage_of(other))
     assert fake.files() == before
+
+
+def test_exception_in_a_check_becomes_its_finding() -> None:
+    reported: list[Finding] = []
+    checks = Checks(reported.append)
+
+    def crash() -> Finding:
+        raise ZeroDivisionError("by zero")
+
+    first = checks.run("first", crash)
+    checks.run("second", crash, first)
+    checks.run("third", lambda: Finding(check="third", verdict="pass", text="fine"))
+    assert [(each.check, each.verdict) for each in reported] == [
+        ("first", "fail"),
+        ("second", "skipped"),
+        ("third", "pass"),
+    ]
+    assert "ZeroDivisionError: by zero" in reported[0].text
+    assert reported[1].text == "needs first, which did not pass"
+    assert checks.failed
+
+
+@pytest.mark.parametrize(
+    ("denied", "expected"),
+    [
+        (["storage.objects.create"], "no permission to create objects"),
+        (["storage.objects.delete"], "no permission to delete or replace objects"),
+        ([], "wrote, read and deleted a file"),
+    ],
+)
+def test_bucket_permissions_are_checked(cloud: FakeGcs, denied: list[str], expected: str, tmp_path: Path) -> None:
+    cloud.store.set_bucket("bucket", denied=denied)
+    run = load_run_file(make_run(tmp_path / "run"), ["storage=gs://bucket/team"])
+    checks = Checks(lambda _: None)
+    found = checks.run("storage", lambda: check_storage(run))
+    assert found.verdict == ("fail" if denied else "pass")
+    assert expected in found.text
+    left = cloud.store.names("bucket")
+    assert len(left) == ("storage.objects.delete" in denied)
+    assert all(name.startswith("team/.probe-") for name in left)

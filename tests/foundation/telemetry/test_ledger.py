@@ -1,4 +1,4 @@
-"""The ledger counts every second once, writes heartbeats, and never ends training."""
+"""The ledger and the stopwatch count every second once; heartbeats are written, and nothing ends the training."""
 
 import math
 import threading
@@ -14,8 +14,9 @@ from hypothesis import strategies as some
 from tasks.foundation.contracts.attempt import CAUSES, UNATTRIBUTED, AttemptRecord
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
-from tasks.foundation.telemetry.ledger import Ledger
+from tasks.foundation.telemetry.ledger import Ledger, Stopwatch
 from tests.support.clock import NOON, FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.ledger_records import head_at, ledger_of, written
 
 
@@ -182,3 +183,23 @@ def test_events_of_many_threads_lose_no_second(home: LocalStorage) -> None:
         record = ledger.record()
         took = time.monotonic() - began
     assert took - 1.0 < record.wall_seconds <= took + 0.006
+
+
+def test_stopwatch_emits_phases_and_adds_up() -> None:
+    clock, recorder = FakeClock(), EventRecorder()
+    watch = Stopwatch(recorder, clock)
+    clock.advance(100)
+    assert watch.seconds == {}
+    for cause in ("build", "train", "train", "stage", "train"):
+        watch.begin(cause)
+        clock.advance(1)
+    assert watch.seconds == {"build": 1.0, "train": 3.0, "stage": 1.0}
+    clock.advance(1)
+    assert watch.seconds["train"] == 4.0
+    assert [event.cause for event in recorder.events if isinstance(event, Phase)] == [
+        "build",
+        "train",
+        "train",
+        "stage",
+        "train",
+    ]

@@ -12,7 +12,7 @@ from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.trackers import TrackedRun
-from tests.foundation.telemetry.test_tracking import evaluate, go_back, train
+from tests.foundation.telemetry.test_trackers import evaluate, go_back, train
 from tests.support.small_logs import begin
 from tests.support.wandb_folder import in_folder
 

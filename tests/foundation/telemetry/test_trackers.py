@@ -1,5 +1,6 @@
-"""A tracker has the curves of the log, each point once, also after kills and rewinds."""
+"""A tracker has each point of the log once, also after kills and rewinds, and holds back no end of a command."""
 
+import threading
 import uuid
 from collections.abc import Collection, Sequence
 
@@ -12,7 +13,7 @@ from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun
+from tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun, TrackingSender
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, committing, evaluation, head_of, on_test, stage
 
@@ -196,4 +197,43 @@ def test_update_reads_the_new_entries_only(commits: int) -> None:
     store.calls.clear()
     tracked.update()
     assert store.calls["read"] <= 4
+    assert_as_logged(tracker, log)
+
+
+class Slow(Recording):
+    """Responds once it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def send(self, points: Sequence[Point]) -> None:
+        self.asked.set()
+        assert self.released.wait(120)
+        super().send(points)
+
+
+def test_slow_tracker_holds_back_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    log = begin(MemoryStorage(uuid.uuid4().hex))
+    train(log, 10, 5, 10)
+    tracker = Slow()
+    sender = TrackingSender(TrackedRun(log, lambda: tracker))
+    sender.start()
+    assert tracker.asked.wait(120)
+    train(log, 20, 20)
+    sender.end(0.0)
+    assert "the next command on this run sends the rest" in caplog.text
+    tracker.released.set()
+    sender.join(120)
+    assert_as_logged(tracker, log)  # with what was committed meanwhile
+
+
+def test_end_sends_what_was_committed_last() -> None:
+    log = begin(MemoryStorage(uuid.uuid4().hex))
+    tracker = Recording()
+    sender = TrackingSender(TrackedRun(log, lambda: tracker))
+    sender.start()
+    train(log, 10, 10)
+    sender.end(120.0)
+    assert tracker.closed
     assert_as_logged(tracker, log)
