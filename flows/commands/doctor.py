@@ -1,25 +1,176 @@
-"""`baton doctor`: checks a run file before an accelerator is rented."""
+"""`baton doctor`: checks a run file before an accelerator is rented.
+
+Cheap checks come first, and TensorFlow is imported only if they pass. Each finding is printed as soon as it is known.
+"""
 
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import Output, Painted, say_json, status
-from flows.doctor.run_file_checks import Finding
+from flows.doctor.cost import check_commit, check_preemption
+from flows.doctor.data_checks import check_data, check_input
+from flows.doctor.run_file_checks import (
+    Checks,
+    Finding,
+    check_accelerator,
+    check_batch,
+    check_code,
+    check_preflight,
+    check_run_file,
+    check_storage,
+)
 from flows.opened_run import Run
-from flows.process_start import keep_hash_seed
-from tasks.foundation.contracts.run_file import load_run_file
+from flows.process_start import fast_imports, keep_hash_seed
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu import tpu_type
+from tasks.foundation.machine.tpu import TpuType, tpu_type
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """The arguments of `baton doctor`.
+
+    Attributes:
+        file: path of the run file.
+        overrides: changes to keys of the run file, `key=value` each, such as train.steps=100.
+        tpu: TPU type to check for; None if the user names none.
+        step_seconds: assumed duration of one step on that TPU; None if unknown.
+        preempted_every_hours: mean time between preemptions.
+    """
+
+    file: Path
+    overrides: tuple[str, ...] = ()
+    tpu: TpuType | None = None
+    step_seconds: float | None = None
+    preempted_every_hours: float = 4.0
+
+
+def run_checks(options: DoctorOptions, on_finding: Callable[[Finding], None]) -> Checks:
+    """Run all checks. Temporary files are written on this machine and below the storage root, and then deleted.
+
+    Args:
+        options: what to check, and for which accelerator.
+        on_finding: called with each finding as soon as it is known.
+    """
+    checks = Checks(on_finding)
+    run = checks.run("run file", lambda: check_run_file(options.file, options.overrides))
+    target = checks.run("accelerator", lambda run: check_accelerator(run, options.tpu), run).as_passed
+    batch = checks.run("batch", check_batch, run, target)
+    code = checks.run("code", check_code, run)
+    storage = checks.run("storage", check_storage, run)
+    checks.run("preflight", lambda run, storage, *_: check_preflight(run, storage), run, storage, batch, code)
+    with temporary_folder(DOCTOR_PREFIX) as folder:
+        sample = checks.run("data", lambda run: _check_data(run, storage, folder), run)
+        inputs = _ModelInputs(run=_with_examples(run, sample), target=target, code=code, storage=storage, sample=sample)
+        _run_model_checks(checks, options, inputs)
+    return checks
+
+
+def _with_examples(run: Finding, sample: Finding) -> Finding:
+    """The run file with the number of training examples, from which epochs follow, if the sample knows it."""
+    examples = sample.value.train_examples if run.is_usable and sample.is_usable else None
+    if examples is None:
+        return run
+    return replace(run, value=replace(run.value, spec=with_examples(run.value.spec, examples)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModelInputs:
+    """The findings whose values the model's checks use."""
+
+    run: Finding
+    target: Finding
+    code: Finding
+    storage: Finding
+    sample: Finding
+
+
+def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInputs) -> None:
+    """Run the checks that need TensorFlow, whose import takes seconds."""
+    run, target, sample, storage = inputs.run, inputs.target, inputs.sample, inputs.storage
+    model = checks.run(
+        "model",
+        lambda run, target, sample, _: _model_checks().check_model(run, target, sample, log=_log_of(run, storage)),
+        run,
+        target,
+        sample,
+        inputs.code,
+    )
+    checks.run("dtype", lambda *values: _model_checks().check_dtype(*values), model, target)
+    graph = checks.run("graph", lambda *values: _model_checks().check_graph(*values), model, target)
+    checks.run(
+        "xla", lambda run, target, model, _: _xla_checks().check_xla(run, target, model), run, target, model, graph
+    )
+    memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, target)
+    checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), run, target, sample, model)
+    checks.run(
+        "input",
+        lambda run, target, sample: check_input(run, target, sample, options.step_seconds),
+        run,
+        target,
+        sample,
+    )
+    commit = checks.run("commit", lambda storage, model: check_commit(storage, model.state), storage, model)
+    checks.run(
+        "preemption",
+        lambda run, cost, model: check_preemption(
+            run,
+            cost,
+            start_seconds=model.seconds,
+            step_seconds=options.step_seconds,
+            hours_between=options.preempted_every_hours,
+        ),
+        run,
+        commit,
+        model,
+    )
+
+
+def _check_data(run: RunFile, storage: Finding, folder: Path) -> Finding:
+    if any(":" in source for source in run.spec.data.all_sources):
+        # The user's module may use TensorFlow at import time, and the first use fixes the devices.
+        _model_checks().acquire_cpu(run, _log_of(run, storage))
+    found = check_data(run, storage.value, folder)
+    if found.value.train_examples is not None:
+        with_examples(run.spec, found.value.train_examples)  # refuses an epoch without a whole batch
+    return found
+
+
+def _log_of(run: RunFile, storage: Finding) -> RunLog | None:
+    """The log of the run; None if it has none yet, or its storage cannot be read."""
+    log = RunLog(storage.value.at(run.spec.run)) if storage.is_usable else None
+    return None if log is None or log.head() is None else log
+
+
+def _model_checks() -> ModuleType:
+    """Import TensorFlow late, so that the cheap checks do not wait for it."""
+    with fast_imports():
+        from flows.doctor import model_checks
+
+    return model_checks
+
+
+def _xla_checks() -> ModuleType:
+    """Import TensorFlow late, as `_model_checks` does."""
+    from flows.doctor import device_checks
+
+    return device_checks
+
 
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _WIDTH = {"verdict": 7, "check": 11}
@@ -45,7 +196,6 @@ def doctor(
     for name, value in (("--step-seconds", step_seconds), ("--preempted-every-hours", preempted_every_hours)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
-    from flows.doctor.all_checks import DoctorOptions, run_checks
 
     options = DoctorOptions(
         file=file,

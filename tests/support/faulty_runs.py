@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.doctor.all_checks import DoctorOptions, run_checks
+from flows.commands.doctor import DoctorOptions, run_checks
 from flows.doctor.run_file_checks import Finding
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.machine.tpu import TpuType, tpu_type

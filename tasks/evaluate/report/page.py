@@ -364,7 +364,7 @@ def comparison_page(
     sections = [
         Section(
             heading="Runs",
-            table=Table(headings=("run", "step", "validation", "best"), rows=rows, numbers=frozenset({1})),
+            table=Table(headings=("run", "step", "validation", "best"), rows=rows),
         )
     ]
     if settings:

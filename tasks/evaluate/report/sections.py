@@ -85,11 +85,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows below optional headings; `numbers` are the columns whose headings are aligned to the right."""
+    """Rows below optional headings."""
 
     headings: Sequence[str] = ()
     rows: Sequence[Sequence[Cell]]
-    numbers: frozenset[int] = frozenset()
+
+    @property
+    def numbers(self) -> set[int]:
+        """The columns whose headings are aligned to the right, as the cells of the first row are."""
+        return {place for place, cell in enumerate(self.rows[0] if self.rows else ()) if cell.kind == "number"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,7 @@ def changes_section(entries: Sequence[Entry]) -> Iterator[Section]:
     hidden = len(rows) - _ENTRIES_SHOWN
     yield Section(
         heading="Changes",
-        table=Table(headings=headings, rows=rows[-_ENTRIES_SHOWN:], numbers=frozenset({0, 2})),
+        table=Table(headings=headings, rows=rows[-_ENTRIES_SHOWN:]),
         note=f"{hidden:,} earlier changes are not shown." if hidden > 0 else "",
     )
 
@@ -212,7 +216,7 @@ def check_sections(home: Storage) -> Iterator[Section]:
         headings = ("time, UTC", "command", "verdict", "steps", "receipt")
         yield Section(
             heading="Proofs and audits",
-            table=Table(headings=headings, rows=rows, numbers=frozenset({3})),
+            table=Table(headings=headings, rows=rows),
             note=f"{found}A proof trains a few steps straight, and again cut and killed; an audit executes committed "
             "steps again. Both compare every bit.",
         )
@@ -270,7 +274,7 @@ def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
     ]
     if not rows:
         return Section(heading="Checkpoints", note="No checkpoint is committed yet.")
-    return Section(heading="Checkpoints", table=Table(headings=_HEADINGS, rows=rows, numbers=frozenset({0, 3})))
+    return Section(heading="Checkpoints", table=Table(headings=_HEADINGS, rows=rows))
 
 
 def evaluations_section(history: History) -> Iterator[Section]:
@@ -293,7 +297,7 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
         for evaluation in evaluations
     ]
     headings = ("step", *names, "examples", "time")
-    yield Section(heading=heading, table=Table(headings=headings, rows=rows, numbers=frozenset(range(len(headings)))))
+    yield Section(heading=heading, table=Table(headings=headings, rows=rows))
 
 
 def _checkpoint_row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark, ...]) -> list[Cell]:
@@ -351,7 +355,6 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
         table=Table(
             headings=("label", *(str(each) for each in classes)),
             rows=[[Cell(str(label), strong=True), *_cells(matrix.counts[label], label)] for label in classes],
-            numbers=frozenset(range(1, len(matrix.counts) + 1)),
         ),
         note=f"Validation examples at step {matrix.step:,}: a row for each label, a column for each predicted class. "
         f"{right:,} of {total:,} are predicted right. Sample weights do not count.",
@@ -414,7 +417,7 @@ def _model_section(model: ModelSummary) -> Section:
     more = len(model.layers) - len(rows)
     return Section(
         heading="Model",
-        table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows, numbers=frozenset({3})),
+        table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows),
         note=(f"{counted(more, 'more layer', thousands=',')}. " if more else "")
         + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
         f"{model.optimizer:,} numbers of its own.",
@@ -534,7 +537,7 @@ def workers_section(workers: Sequence[Worker]) -> Iterator[Section]:
         for worker in workers
     ]
     headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas", "")
-    yield Section(heading="Workers", table=Table(headings=headings, rows=rows, numbers=frozenset(range(6))))
+    yield Section(heading="Workers", table=Table(headings=headings, rows=rows))
 
 
 def _causes(account: Account) -> Table:
@@ -559,7 +562,7 @@ def _causes(account: Account) -> Table:
             Cell(),
         ]
     )
-    return Table(headings=("cause", "time", "share", ""), rows=rows, numbers=frozenset({1, 2}))
+    return Table(headings=("cause", "time", "share", ""), rows=rows)
 
 
 def _sentences(account: Account) -> Iterator[str]:
@@ -602,7 +605,7 @@ def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
     hidden = len(attempts) - len(rows)
     return Section(
         heading="Attempts",
-        table=Table(headings=headings, rows=rows, numbers=frozenset({2, 3, 4})),
+        table=Table(headings=headings, rows=rows),
         note=f"{hidden:,} earlier attempts are not shown." if hidden else "",
     )
 
