@@ -59,9 +59,9 @@ from tasks.prepare_data.example_checks import (
 )
 from tasks.prepare_data.example_checks import check_features as check_first_example
 from tasks.prepare_data.mixture import dataset_digest, errors_of_set, prepare_training_data
-from tasks.prepare_data.sources.files import names_file
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import InPlace, Source
+from tasks.prepare_data.sources.source_files import names_file
 from tasks.prepare_data.split import held_out_rule, part_sizes, split_records
 from tasks.prepare_data.writing import (
     BlockWriter,

@@ -31,7 +31,7 @@ from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import evaluation_due
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage import base
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan

@@ -9,7 +9,7 @@ from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.run_spec import RunSpec, StopSpec, TrainSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.prepare_data.sources.verified_reads import map_ahead

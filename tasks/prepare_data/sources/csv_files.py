@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.source_files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.verified_reads import BlockStream
 
 _LARGEST_LABEL = 2**63

@@ -19,8 +19,8 @@ from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.transfers import checksum_bytes
-from tasks.prepare_data.sources.files import SourceFile, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
+from tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.verified_reads import map_ahead
 
 _JPEG = b"\xff\xd8\xff"

@@ -9,11 +9,11 @@ from tasks.foundation.errors import RunFileError
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.sources.csv_files import CsvOptions, csv_files
 from tasks.prepare_data.sources.digits import digits
-from tasks.prepare_data.sources.files import require_local_path
 from tasks.prepare_data.sources.function import function
 from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.source_files import require_local_path
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
 from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 

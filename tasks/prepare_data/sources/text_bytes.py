@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
+from tasks.prepare_data.sources.source_files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 
 
 class TextOptions(Options):

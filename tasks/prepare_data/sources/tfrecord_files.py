@@ -33,7 +33,9 @@ from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.storage.transfers import masked_crc32c
-from tasks.prepare_data.sources.files import (
+from tasks.prepare_data.sources.image_folders import decode_image_file
+from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
+from tasks.prepare_data.sources.source_files import (
     Fingerprint,
     SourceFile,
     confirm_all,
@@ -43,8 +45,6 @@ from tasks.prepare_data.sources.files import (
     fingerprint,
     require_unchanged,
 )
-from tasks.prepare_data.sources.image_folders import decode_image_file
-from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
 from tasks.prepare_data.sources.verified_reads import map_ahead
 
 _LENGTH = struct.Struct("<QI")

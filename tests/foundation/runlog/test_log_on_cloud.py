@@ -10,7 +10,7 @@ from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan

@@ -145,7 +145,7 @@ def test_preparing_twice_reads_nothing_and_writes_nothing(
     files(10, 5)
     first = workshop.prepare("tfrecord", PLAIN)
     before = workshop.files()
-    monkeypatch.setattr("tasks.prepare_data.sources.files.SourceFile.reading", None)
+    monkeypatch.setattr("tasks.prepare_data.sources.source_files.SourceFile.reading", None)
     assert workshop.prepare("tfrecord", PLAIN) == first.model_copy(update={"already_prepared": True})
     assert workshop.files() == before
 

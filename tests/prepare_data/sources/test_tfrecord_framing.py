@@ -69,7 +69,7 @@ def test_compressed_files_of_several_streams_and_truncated_ones(
     workshop: Any, files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.prepare_data.sources.tfrecord_files._MAX_BLOCK_BYTES", 50)
-    monkeypatch.setattr("tasks.prepare_data.sources.files._BLOCK_BYTES", 64)
+    monkeypatch.setattr("tasks.prepare_data.sources.source_files._BLOCK_BYTES", 64)
     plain = files(20, write=False)["part-0"]
     copied = {**PLAIN, "copy": True}
     pieces = gzip.compress(plain[:333]) + gzip.compress(plain[333:])

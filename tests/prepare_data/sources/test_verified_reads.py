@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tasks.prepare_data.sources.source_files import find_files
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import DamagedInTransit, SourceError, StorageError
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources import files, verified_reads
-from tasks.prepare_data.sources.files import find_files
+from tasks.prepare_data.sources import source_files, verified_reads
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 CSV = "".join(["a,b,y\n", *(f"{number},{number * 7 % 10},{number % 3}\n" for number in range(40))]).encode()
@@ -27,7 +27,7 @@ REQUEST_BYTES = 64
 def _small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_reads, "_REQUEST_BYTES", REQUEST_BYTES)
     monkeypatch.setattr(verified_reads, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(files, "_BLOCK_BYTES", REQUEST_BYTES)
+    monkeypatch.setattr(source_files, "_BLOCK_BYTES", REQUEST_BYTES)
     monkeypatch.setenv("BATON_STORAGE_PATIENCE_SECONDS", "20")
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from tasks.foundation.contracts.home_files import too_large
 from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.storage.gcs.connection import connect, send
+from tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, connect, retrying, send
 from tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
 from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
@@ -39,7 +39,6 @@ from tasks.foundation.storage.gcs.responses import (
     settings_of,
     whole_size_of,
 )
-from tasks.foundation.storage.gcs.retrying import Retry, RetryPolicy, retrying
 from tasks.foundation.storage.transfers import checksum_bytes, parallel_map
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.gcs.connection import BLOCK_BYTES
+from tasks.foundation.storage.gcs.connection import BLOCK_BYTES, Retry, retrying
 from tasks.foundation.storage.gcs.objects import Bucket
 from tasks.foundation.storage.gcs.refusals import bucket_missing
 from tasks.foundation.storage.gcs.responses import (
@@ -28,7 +28,6 @@ from tasks.foundation.storage.gcs.responses import (
     resource_of,
     session_url_of,
 )
-from tasks.foundation.storage.gcs.retrying import Retry, retrying
 from tasks.foundation.storage.transfers import checksum_file, extend_crc32c
 
 _GONE = 410

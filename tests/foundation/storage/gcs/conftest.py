@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs
 

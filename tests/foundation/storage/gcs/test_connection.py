@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs
 

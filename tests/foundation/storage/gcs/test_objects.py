@@ -9,7 +9,7 @@ import pytest
 
 from tasks.foundation.errors import FileTooShort, StorageError, StoreRefused
 from tasks.foundation.storage.gcs import objects
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST

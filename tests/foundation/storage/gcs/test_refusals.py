@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
+from tasks.foundation.storage.gcs.connection import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
 from tasks.foundation.storage.gcs.responses import ErrorResponse
-from tasks.foundation.storage.gcs.retrying import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
@@ -29,7 +29,7 @@ ROLE = "roles/storage.objectUser"
 PROGRAM = """
 import sys
 from tasks.foundation.errors import BatonError
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 if len(sys.argv) > 1:
     # The fake at the real service's address, so that credentials are required.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
-from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import StorageError, StoreUnreachable
+from tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, is_transient, retrying
 from tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse
-from tasks.foundation.storage.gcs.retrying import Retry, RetryPolicy, is_transient, retrying
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Deadline
 from tests.fakes.gcs.server import FakeGcs, FaultPlan

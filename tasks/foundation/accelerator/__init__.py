@@ -1,1 +1,0 @@
-"""The distribution strategy of a process, its threads, and batch arithmetic."""

@@ -1,1 +1,0 @@
-"""Requests to stop a running training: signals, notices of the machine's end, the time budget."""
