@@ -6,8 +6,6 @@ The size of a file is compared before its bytes are read, so a file that is too 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tasks.prepare_data.sources.source_files import names_file
-
 from flows.opened_run import Run, RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -33,6 +31,7 @@ from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import damage_of, parallel_map
 from tasks.foundation.telemetry.formatting import size_words
+from tasks.prepare_data.sources.source_files import names_file
 
 _READ_TOGETHER = 64
 _CODE_REMEDY = "restore it from a backup; until then, name the run file: --run-file FILE"

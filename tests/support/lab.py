@@ -228,13 +228,13 @@ def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
 
 def built(lab: Lab, spec: RunSpec) -> Any:
     """A new train state with its initial values."""
-    from tasks.foundation.dataset.manifest import load_manifest, zero_batch
+    from tasks.foundation.dataset.manifest import load_manifest, zero_examples
     from tasks.foundation.machine.devices import acquire
     from tasks.foundation.state.train_state import build_train_state
 
     accelerator = acquire(spec.accelerator, None)
-    batch = zero_batch(
-        load_manifest(lab.storage, lab.prepare(spec)), spec.train.global_batch_size // accelerator.replicas
+    batch = zero_examples(
+        load_manifest(lab.storage, lab.prepare(spec)).features, spec.train.global_batch_size // accelerator.replicas
     )
     return build_train_state(spec, code_folder=lab.code, accelerator=accelerator, batch=batch)
 

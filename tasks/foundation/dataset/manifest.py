@@ -129,21 +129,16 @@ def ref_of_source(source: MixedSource) -> DatasetRef:
     )
 
 
-def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, Array], ...]:
+def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
     """Return a batch of zeros as `train_step` takes it. Building a model with it creates all variables.
 
     Args:
-        manifest: the dataset's manifest.
+        features: of the examples.
         size: examples in the batch.
 
     Returns:
         (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts or tuples of them.
     """
-    return zero_examples(manifest.features, size)
-
-
-def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
-    """As `zero_batch`, for the given features."""
     return unflatten({feature.name: zeros((size, *feature.shape), feature.dtype) for feature in features})
 
 

@@ -32,8 +32,6 @@ from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import checksum_file, damage_of
 
-DTYPES = ("uint8", "float32")
-
 
 def decode_image(data: Any, shape: Sequence[int], dtype: str) -> Any:
     """Decode one image to the given shape, on the CPU, with the same result in every process.

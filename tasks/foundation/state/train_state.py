@@ -200,7 +200,7 @@ class TrainState:
         """Add the means of the metrics that a custom `train_step` returns; a state for training has them.
 
         Args:
-            batch: one per-replica batch of zeros, see `zero_batch`.
+            batch: one per-replica batch of zeros, see `zero_examples`.
             reference: the user's name of the model, for messages.
 
         Raises:
@@ -286,7 +286,7 @@ def build_train_state(
         spec: names the function and the seed.
         code_folder: the run file's folder.
         accelerator: the process's.
-        batch: one per-replica batch of zeros, see `zero_batch`.
+        batch: one per-replica batch of zeros, see `zero_examples`.
         training: whether the state is built for training; it then includes the metrics that a custom `train_step`
             returns.
 

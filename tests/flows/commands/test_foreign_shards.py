@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tasks.prepare_data.sources.source_files import names_file
 
 from flows.commands.main import main
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
@@ -16,6 +15,7 @@ from tasks.foundation.dataset.manifest import manifest_path
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.local import LocalStorage
+from tasks.prepare_data.sources.source_files import names_file
 from tasks.prepare_data.stage import prepare_data
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.event_recorder import EventRecorder

@@ -22,7 +22,13 @@ from tasks.foundation.contracts.dataset import (
 )
 from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
-from tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part, read_manifest, zero_batch
+from tasks.foundation.dataset.manifest import (
+    held_out_mask,
+    manifest_path,
+    positions_of_part,
+    read_manifest,
+    zero_examples,
+)
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
@@ -225,7 +231,7 @@ def test_elements_match_train_step_with_static_shapes(external: Callable[..., Pr
     assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((4, 2), "float32", (4,), "int64")
     x, y = next(dataset.as_numpy_iterator())
     np.testing.assert_array_equal(x, np.stack([y, y / 2], axis=1).astype(np.float32))
-    zeros = zero_batch(external([(0, "")] * 9, None).manifest, 3)
+    zeros = zero_examples(external([(0, "")] * 9, None).manifest.features, 3)
     assert [(part.shape, part.dtype.name) for part in zeros] == [((3, 2), "float32"), ((3,), "int64")]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.manifest import load_manifest, read_manifest, zero_batch
+from tasks.foundation.dataset.manifest import load_manifest, read_manifest, zero_examples
 from tasks.foundation.errors import AnotherVersion, DamagedDataset
 
 
@@ -70,14 +70,14 @@ def test_manifest_of_a_newer_version_is_not_damage(numbered: Callable[..., Any])
 
 
 def test_zero_batch_has_the_shapes_of_a_batch(numbered: Callable[..., Any]) -> None:
-    x, y = zero_batch(numbered([3]).manifest, 5)
+    x, y = zero_examples(numbered([3]).manifest.features, 5)
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((5, 2), np.float32, (5,), np.int64)
     named = numbered([3]).manifest.model_copy(
         update={
             "features": (Feature(name="x/a", dtype="bool", shape=()), Feature(name="x/b", dtype="uint8", shape=(1,)))
         }
     )
-    (inputs,) = zero_batch(named, 2)
+    (inputs,) = zero_examples(named.features, 2)
     assert {key: (value.shape, value.dtype.name) for key, value in inputs.items()} == {
         "a": ((2,), "bool"),
         "b": ((2, 1), "uint8"),

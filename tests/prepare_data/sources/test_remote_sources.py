@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasks.prepare_data.sources.source_files import SourceFile, find_files
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import InvalidInput, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.transfers import checksum_bytes
+from tasks.prepare_data.sources.source_files import SourceFile, find_files
 from tasks.prepare_data.sources.verified_reads import map_ahead
 
 FILES = {

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasks.prepare_data.sources.source_files import find_files
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import DamagedInTransit, SourceError, StorageError
@@ -16,6 +15,7 @@ from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.sources import source_files, verified_reads
+from tasks.prepare_data.sources.source_files import find_files
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 CSV = "".join(["a,b,y\n", *(f"{number},{number * 7 % 10},{number % 3}\n" for number in range(40))]).encode()
