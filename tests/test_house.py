@@ -73,7 +73,7 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
 MOST_MODULES = 228
-MOST_LINES = 56_720
+MOST_LINES = 56_692
 
 
 def test_the_house_does_not_grow() -> None:

@@ -38,7 +38,7 @@ from flows.proof.compare import (
     read_variable,
 )
 from flows.proof.execute import CommitWatcher, Execution, FreshProcesses, Laboratory, error_of, hosts_of
-from tasks.foundation.checkpoint.verify import manifest_digest, read_manifest, verify_checkpoint
+from tasks.foundation.checkpoint.verify import read_manifest, verify_checkpoint
 from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt, ProofReceipt, Receipt
@@ -315,12 +315,11 @@ def _begin_home(home: LocalStorage, logged: Storage, stretch: Stretch) -> None:
     )
     log.append(lambda head: origin if head is None else None, attempt=attempt)
     folder = checkpoint_folder(step=stretch.start.step, base=0, attempt=attempt)
-    manifest = _copy_checkpoint(logged, stretch.start, home.root / folder)
-    data = manifest.model_copy(update={"base": 0, "attempt": attempt}).to_json()
+    logged_manifest = _copy_checkpoint(logged, stretch.start, home.root / folder)
+    manifest = logged_manifest.model_copy(update={"base": 0, "attempt": attempt})
+    data = manifest.to_json()
     home.create(f"{folder}/manifest.json", data)
-    staged = stretch.start.model_copy(
-        update={"path": folder, "base": 0, "attempt": attempt, "manifest_digest": manifest_digest(data)}
-    )
+    staged = CheckpointRef.of(manifest, data)
     verify_checkpoint(home, staged)
     commit(log, Commit(checkpoint=staged, parent=None, exit_reason="forked"))
 

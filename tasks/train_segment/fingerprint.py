@@ -101,16 +101,13 @@ class Traced:
         return "nothing"
 
 
-def traced_step(
-    function: Any, *, environment: Environment, identity: dict[str, Any], draws_exactly: bool = False
-) -> Traced:
+def traced_step(function: Any, *, environment: Environment, identity: dict[str, Any]) -> Traced:
     """Compute the fingerprint of a concrete function, and a digest of the environment and identity it was traced for.
 
     Args:
         function: the traced loop.
         environment: this process's.
         identity: the run's, as in its log.
-        draws_exactly: whether random operations were made functions of the step.
     """
     # Threads, processor and variables do not influence tracing; another hash seed or configuration of Keras must not
     # hide what it changes.
@@ -127,7 +124,6 @@ def traced_step(
         TracedStep(
             fingerprint=whole[:_DIGITS],
             circumstances=hashlib.sha256(circumstances).hexdigest()[:_DIGITS],
-            draws_exactly=draws_exactly,
             structure=structure[:_DIGITS],
             contents=_recorded([each.digest for each in contents]),
         ),
@@ -150,8 +146,7 @@ def compare_with_log(
 ) -> IdentityChanged | None:
     """Compare with the newest commit that has the same environment and identity.
 
-    A step with other operations causes a warning, one that computes with other values is refused. A commit of an
-    earlier version, whose random operations drew from TensorFlow's own state, is reported as such.
+    A step with other operations causes a warning, one that computes with other values is refused.
 
     Args:
         log: the run's.
@@ -170,16 +165,6 @@ def compare_with_log(
         if not isinstance(body, Commit) or body.traced is None:
             continue
         before, step = body.traced, body.checkpoint.step
-        if before.draws_exactly is None and now.draws_exactly:
-            telemetry.emit(
-                Note(
-                    text=f"from step {step} on, the random operations of the train step draw as "
-                    "functions of train.seed, step and replica; before, they drew from TensorFlow's own state, which "
-                    "no checkpoint holds",
-                    warning=True,
-                )
-            )
-            return None
         if before.circumstances != now.circumstances:
             continue
         if before.structure == now.structure is not None and before.contents != now.contents:

@@ -382,7 +382,6 @@ class Trainer:
             function,
             environment=self.accelerator.environment,
             identity=dict(head.identity),
-            draws_exactly=self._draws is not None,
         )
         self.accelerator.require_same({"train step as traced": [traced.step.fingerprint, traced.step.contents]})
         # Every host compares, so that none waits for one that refuses.

@@ -9,8 +9,13 @@ from typing import Any
 import yaml
 
 from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+    manifest_digest,
+)
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord, content_digest
 from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, MetricRow, Origin
 from tasks.foundation.contracts.run_spec import KeepBest

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport
+from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport, manifest_digest
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
 from tasks.foundation.contracts.identity import digest_of, part_in_run_file
 from tasks.foundation.contracts.log_entry import Change, Finish, SegmentResult

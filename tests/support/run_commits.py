@@ -20,8 +20,14 @@ from typing import Any, Self
 
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged
-from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.checkpoint.verify import fetch, read_manifest
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+    manifest_digest,
+)
 from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.runlog.commits import commit, evaluation_due

@@ -4,8 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+    manifest_digest,
+)
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,

@@ -19,8 +19,13 @@ from flows.opened_run import Goal
 from flows.relay import Relay
 from flows.runner import InProcess
 from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+    manifest_digest,
+)
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec

@@ -1,11 +1,9 @@
 """The same code has the same fingerprint in every process; what is read during tracing changes it, and is refused."""
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from flows.proof.compare import causes_of, same_step
 from tasks.foundation.contracts.log_entry import Commit, TracedStep
 from tasks.foundation.errors import IdentityChanged
-from tasks.train_segment import fingerprint, trainer
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, lab_of, spec_of
 
@@ -171,34 +168,6 @@ def test_step_with_other_operations_is_warned_about(lab: Lab) -> None:
     (warning,) = lab.recorder.warnings
     assert "this process traced another train step than the one that committed step 2" in warning
     assert "make it a constant or a variable" in warning
-
-
-@pytest.mark.slow
-def test_step_of_an_earlier_version_is_continued(lab: Lab) -> None:
-    """Its record has neither structure nor contents."""
-    spec = spec_of("honest")
-    real = fingerprint.traced_step
-
-    def earlier(*function: Any, **settings: Any) -> Any:
-        found = real(*function, **settings)
-        step = found.step.model_copy(update={"structure": None, "contents": None})
-        return dataclasses.replace(found, step=step)
-
-    with patch.object(trainer, "traced_step", earlier):
-        lab.relay(spec, 2, cold=True)
-    lab.relay(spec, 4, cold=True)
-    assert lab.recorder.warnings == []
-
-
-@pytest.mark.slow
-def test_run_of_an_earlier_version_is_told_of_exact_draws(lab: Lab) -> None:
-    spec = spec_of("noisy")
-    step = TracedStep.model_validate_json('{"fingerprint": "f", "circumstances": "c"}')
-    with patch.object(trainer, "traced_step", lambda *_function, **_settings: fingerprint.Traced(step, ())):
-        lab.relay(spec, 2, cold=True)
-    lab.relay(spec, 4, 6, cold=True)
-    (warning,) = lab.recorder.warnings
-    assert warning.startswith("from step 2 on, the random operations of the train step draw as functions of train.seed")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tasks.foundation.checkpoint.selection import retired_while_read
-from tasks.foundation.checkpoint.verify import find_damage, manifest_digest, read_manifest, verify_checkpoint
+from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -292,7 +292,7 @@ def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage, aim:
             manifest = CheckpointManifest.from_json(data, where=f"{log.home.uri}/{where}", error=DamagedCheckpoint)
         except (FileMissing, FileTooLarge, DamagedCheckpoint):
             continue
-        staged = _ref(folder, manifest, data)
+        staged = CheckpointRef.of(manifest, data)
         if (staged.step, staged.state_digest) != (lineage.step, lineage.state_digest) or find_damage(log.home, staged):
             continue
         try:
@@ -319,7 +319,7 @@ def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, fold
     )
     data = manifest.to_json()
     runs.root.create(f"{target}/manifest.json", data)
-    copy = _ref(folder, manifest, data)
+    copy = CheckpointRef.of(manifest, data)
     try:
         # Also on a local disk, where both have the same files: reading them once is what most of a fork takes.
         verify_checkpoint(runs.root.at(runs.target_name), copy)
@@ -343,18 +343,6 @@ def _copy_code(runs: _Runs, origin: Origin) -> None:
         except ForeignFile:
             if runs.source.home.local_path(str(path)) is None:
                 runs.root.copy(f"{runs.source_name}/{path}", f"{runs.target_name}/{path}")
-
-
-def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRef:
-    return CheckpointRef(
-        path=folder,
-        step=manifest.step,
-        base=manifest.base,
-        attempt=manifest.attempt,
-        state_digest=manifest.state_digest,
-        manifest_digest=manifest_digest(data),
-        size=sum(file.size for file in manifest.files) + len(data),
-    )
 
 
 def _target(source: RunLog, head: Head) -> int | None:

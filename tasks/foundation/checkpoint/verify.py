@@ -11,7 +11,6 @@ there.
 """
 
 import atexit
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.foundation.contracts.base import another_version, is_refused_name
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, manifest_digest
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.local_files import temporary_folder
@@ -65,11 +64,6 @@ def _parse(data: bytes, where: str) -> CheckpointManifest:
             raise
         why = f"its digest is the log's, and {str(fault).removeprefix(f'{where}: ')}"
         raise another_version(where, CheckpointManifest, why) from fault
-
-
-def manifest_digest(data: bytes) -> str:
-    """The sha256 of a manifest's bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def verify_checkpoint(home: Storage, ref: CheckpointRef) -> CheckpointManifest:

@@ -22,8 +22,12 @@ import google_crc32c
 from tasks.foundation.checkpoint.files import PREFIX, BundleEntry, data_file, index_of
 from tasks.foundation.checkpoint.save import found_by_chief
 from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite, take_snapshot
-from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+)
 from tasks.foundation.errors import FileMissing, NonFinite, RunLogError, StorageError
 from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.runlog.completeness import require_entry
@@ -250,18 +254,11 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         configured=dict(snapshot.compiled_learning_rates),
         optimizers=dict(snapshot.optimizers),
         files=tuple(files),
-    ).to_json()
-    home.create(f"{folder}/manifest.json", manifest)
-    snapshot.earlier_files.remember(folder, files)
-    return CheckpointRef(
-        path=folder,
-        step=snapshot.step,
-        base=base,
-        attempt=attempt,
-        state_digest=digest.root,
-        manifest_digest=manifest_digest(manifest),
-        size=sum(file.size for file in files) + len(manifest),
     )
+    data = manifest.to_json()
+    home.create(f"{folder}/manifest.json", data)
+    snapshot.earlier_files.remember(folder, files)
+    return CheckpointRef.of(manifest, data)
 
 
 def _write_data(

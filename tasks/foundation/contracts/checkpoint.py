@@ -1,5 +1,6 @@
 """A checkpoint: its files, its manifest, the reference to it, and what happened to initial weights in its model."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -116,7 +117,7 @@ class CheckpointManifest(Contract):
     )
     optimizers: dict[str, OptimizerRecord] = Field(
         default_factory=dict,
-        description="by the path of their variables, without position; none in checkpoints of earlier versions",
+        description="by the path of their variables, without position",
     )
     files: tuple[FileRecord, ...]
 
@@ -141,6 +142,24 @@ class CheckpointRef(Contract):
     size: int = Field(ge=0, description="bytes of all files")
 
     @classmethod
+    def of(cls, manifest: CheckpointManifest, data: bytes) -> "CheckpointRef":
+        """The reference to a staged checkpoint.
+
+        Args:
+            manifest: its manifest.
+            data: the manifest as it is written.
+        """
+        return cls(
+            path=checkpoint_folder(step=manifest.step, base=manifest.base, attempt=manifest.attempt),
+            step=manifest.step,
+            base=manifest.base,
+            attempt=manifest.attempt,
+            state_digest=manifest.state_digest,
+            manifest_digest=manifest_digest(data),
+            size=sum(file.size for file in manifest.files) + len(data),
+        )
+
+    @classmethod
     def in_flight(cls, *, step: int, base: int, attempt: str) -> "CheckpointRef":
         """A reference to a checkpoint that is being written; its digests and its size are not known yet."""
         path = checkpoint_folder(step=step, base=base, attempt=attempt)
@@ -157,6 +176,11 @@ class WholeRead(Contract):
 
     path: CheckpointPath
     time: str = Field(description="when, UTC, ISO 8601; informational, decides nothing")
+
+
+def manifest_digest(data: bytes) -> str:
+    """The sha256 of a manifest's bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:

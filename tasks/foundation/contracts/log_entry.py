@@ -57,11 +57,6 @@ class TracedStep(Contract):
 
     fingerprint: str = Field(description="digest of the traced graph")
     circumstances: str = Field(description="digest of devices, replicas, versions and the run's identity")
-    draws_exactly: bool | None = Field(
-        default=None,
-        description="whether random operations of the step were made functions of seed, step and replica; None: traced "
-        "by an earlier version, which left them as they are",
-    )
     structure: str | None = Field(
         default=None, description="digest of the traced graph without the values of its constants"
     )

@@ -442,7 +442,7 @@ class _Meanings:
         prefix, position, name, slot = found.groups()
         scales = False
         if name is not None:
-            # Checkpoints of earlier versions do not say the class; by default the name does.
+            # What no record says, the name does by default.
             record = optimizers.get(f"{prefix}/{name}") or OptimizerRecord(kind=re.sub(r"_\d+$", "", name))
             scales = _plain(record.kind) == _plain(_SCALES_LOSS)
             self.optimizers[prefix, scales] = record

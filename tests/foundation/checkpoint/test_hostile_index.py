@@ -7,9 +7,9 @@ import pytest
 
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.snapshot import take_snapshot
-from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
+from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointRef, manifest_digest
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.weights import weight_files
