@@ -54,7 +54,7 @@ chaos: install
 	$(BIN)/python -m tests.protocol
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
 	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py tests/end_to_end/test_any_cut.py \
-		tests/foundation/runlog/test_interleavings_in_flight.py
+		tests/foundation/log/test_interleavings_in_flight.py
 
 # With podman or docker; IMAGES="checkpoint train-cpu" builds only those, BASE_IMAGE=... on another base.
 images:

@@ -25,20 +25,18 @@ from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.contracts.identity import (
     CALLBACKS,
     identity_in_run_file,
-    is_as_in_run_file,
     require_same_identity,
 )
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
+from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.hosts import OneHost, cluster_of, is_chief
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_digest import collect_code, edited_files, require_savable, source_digest
-from tasks.foundation.runlog.attempts import AttemptReader, Attempts, is_alive
-from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
@@ -395,7 +393,7 @@ def require_recorded_identity(run: Run, head: Head | None, *, accept: Sequence[s
     Raises:
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
-    if head is not None and not is_as_in_run_file(head.identity, run.spec):
+    if head is not None:
         require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
 
 

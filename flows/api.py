@@ -31,9 +31,9 @@ from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, InvalidInput
+from tasks.foundation.log.history import History, history_of
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.messages import message
-from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.user_code import require_keras_file
 

@@ -32,13 +32,18 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Eval
 from tasks.foundation.contracts.run_spec import RunSpec, with_examples
 from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
 from tasks.foundation.errors import BlowUp, DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
+from tasks.foundation.log.appends import (
+    evaluates_beside,
+    evaluation_due,
+    is_test_due,
+    overdue_evaluation,
+    require_broadcast_head,
+)
+from tasks.foundation.log.fold import fold
+from tasks.foundation.log.history import evaluation_of, evaluation_on_test_of
 from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted, start_beside
-from tasks.foundation.runlog.commits import evaluates_beside, evaluation_due, is_test_due, overdue_evaluation
-from tasks.foundation.runlog.folding import fold
-from tasks.foundation.runlog.history import evaluation_of, evaluation_on_test_of
-from tasks.foundation.runlog.multi_host import require_broadcast_head
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases

@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from flows.opened_run import Run, RunHome, holds_a_log
+from flows.opened_run import Run, RunHome
 from tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import differences
-from tasks.foundation.contracts.log_entry import Entry, Environment, Head, Totals
+from tasks.foundation.contracts.log_entry import Entry, Environment, Head, StoredEntry, Totals
 from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
-from tasks.foundation.runlog import brief_entry
-from tasks.foundation.runlog.accounting import GOOD, Account, Attempt, account_of_log, seconds_in_log
-from tasks.foundation.runlog.attempts import is_alive, read_attempts
-from tasks.foundation.runlog.history import History, commit_of, history_of
-from tasks.foundation.runlog.newest_entry import Hint
-from tasks.foundation.runlog.receipts import LastAudit, last_audit
-from tasks.foundation.runlog.worker_stats import Worker, workers_from
+from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of_log, seconds_in_log
+from tasks.foundation.log.attempts import is_alive, read_attempts
+from tasks.foundation.log.files import entry_number
+from tasks.foundation.log.fold import Worker, workers_from
+from tasks.foundation.log.history import History, commit_of, history_of
+from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.receipts import LastAudit, last_audit
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import parallel_map
 
@@ -249,7 +249,6 @@ class RunStatus(RunFacts):
                 "path": best.checkpoint.path,
                 **best.model_dump(exclude={"checkpoint"}),
             },
-            "read_whole": [read.model_dump() for read in head.read_whole],
             "retained": [_checkpoint_json(ref) for ref in head.retained],
             "quarantined": [_checkpoint_json(ref) for ref in head.quarantined],
             "skipped_batches": head.skipped_batches,
@@ -327,6 +326,52 @@ def hung_words(record: AttemptRecord) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BestFacts:
+    """The best evaluation."""
+
+    metric: str
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BriefFacts:
+    """What a list shows of a run, from the file of its newest entry alone.
+
+    Attributes:
+        step: of the tip; 0 if there is none.
+        validation: metrics of the newest evaluated checkpoint in the tip's lineage.
+        best: the best evaluation.
+        entries: in the log.
+        last_commit: time of the newest commit, ISO 8601.
+        target: the step to train to, as of the newest commit; None if the log does not say it.
+        ended_early: whether callbacks ended the run before its target.
+    """
+
+    step: int
+    validation: Mapping[str, float]
+    best: BestFacts | None
+    entries: int
+    last_commit: str | None
+    target: int | None
+    ended_early: bool
+
+    @classmethod
+    def of(cls, newest: Entry | StoredEntry) -> "BriefFacts":
+        """Make them from an entry."""
+        tip, best, totals = newest.head.tip, newest.head.best, newest.totals
+        return cls(
+            step=0 if tip is None else tip.step,
+            validation={} if totals is None or totals.evaluation is None else totals.evaluation.metrics,
+            best=None if best is None else BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
+            entries=newest.number + 1,
+            last_commit=None if totals is None else totals.last_commit,
+            target=None if totals is None else totals.target,
+            ended_early=newest.head.finished is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRun:
     """One run of a folder.
 
@@ -339,21 +384,21 @@ class ListedRun:
 
     name: str
     uri: str
-    facts: brief_entry.RunFacts | RunLogError | AnotherVersion | PathRefused
+    facts: BriefFacts | RunLogError | AnotherVersion | PathRefused
     at_work: Sequence[AttemptRecord] = ()
 
     @property
     def state(self) -> State:
         """In the words of `baton status`; unknown if its log cannot be read, or does not say its target."""
         facts = self.facts
-        if not isinstance(facts, brief_entry.RunFacts):
+        if not isinstance(facts, BriefFacts):
             return "unknown"
         return state_of(at_work=bool(self.at_work), ended_early=facts.ended_early, step=facts.step, target=facts.target)
 
     def json(self) -> dict[str, Any]:
         """JSON values: of a run whose log cannot be read, `error` and `error_class` alone."""
         run, facts = {"run": self.name, "home": self.uri}, self.facts
-        if not isinstance(facts, brief_entry.RunFacts):
+        if not isinstance(facts, BriefFacts):
             return {**run, "error": str(facts), "error_class": type(facts).__name__}
         return {
             **run,
@@ -408,39 +453,20 @@ def list_page(root: Storage, *, after: str | None = None, limit: int | None = No
 def _listed(root: Storage, name: str) -> ListedRun | None:
     """One run; None if the folder is not a run's home."""
     home = root.at(name) if name else root
-    hint = Hint(home).read()
-    facts: brief_entry.RunFacts | RunLogError | AnotherVersion | PathRefused | None = None
+    facts: BriefFacts | RunLogError | AnotherVersion | PathRefused
     try:
-        if hint > 0:
-            facts = brief_entry.brief_facts(home, hint)
-        if facts is None:
-            if not holds_a_log(home):
-                return None
-            facts = _brief(RunHome.at(root, name))
+        newest = RunLog(home).newest_stored()
+        # A run that lost its first entry is damaged, but it is still a run.
+        if newest is None and not any(entry_number(path) is not None for path in home.files("log")):
+            return None
+        facts = BriefFacts.of(newest or RunHome.at(root, name).require_newest())
     except (RunLogError, AnotherVersion, PathRefused) as fault:
         facts = fault
     run = ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts)
-    if not isinstance(facts, brief_entry.RunFacts) or run.state in {"complete", "ended early"}:
+    if not isinstance(facts, BriefFacts) or run.state in {"complete", "ended early"}:
         return run
     now = datetime.now(UTC)
     return replace(run, at_work=[record for record in read_attempts(home).records if is_alive(record, now=now)])
-
-
-def _brief(run: RunHome) -> brief_entry.RunFacts:
-    """The same facts of a run whose newest entry the brief reader leaves to the log."""
-    facts = RunFacts.of(run, run.require_newest())
-    best = facts.head.best
-    return brief_entry.RunFacts(
-        step=facts.step,
-        validation=facts.validation,
-        best=None
-        if best is None
-        else brief_entry.BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
-        entries=facts.head.number + 1,
-        last_commit=facts.totals.last_commit,
-        target=facts.totals.target,
-        ended_early=facts.head.finished is not None,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

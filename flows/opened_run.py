@@ -38,12 +38,12 @@ from tasks.foundation.errors import (
     RunLogError,
     SourceError,
 )
+from tasks.foundation.log.appends import evaluation_due, is_test_due
+from tasks.foundation.log.attempts import AttemptReader
+from tasks.foundation.log.files import FIRST_ENTRY, entry_number
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import HINT, MASK, listed, message
 from tasks.foundation.model.code_digest import functions_of
-from tasks.foundation.runlog.attempts import AttemptReader
-from tasks.foundation.runlog.commits import evaluation_due, is_test_due
-from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.storage.opening import open_home, open_storage

@@ -10,18 +10,15 @@ does not wait for the commit: while a save is in flight, the relay plans with th
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.admit import Admitted, features_check, require_same_on_hosts
 from flows.evaluating import Command, Evaluations, is_in_flight
-from flows.opened_run import Run
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
 from flows.runner import Runner, StageStopped, acquired_devices
 from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import recorded_callbacks
@@ -34,19 +31,18 @@ from tasks.foundation.contracts.stage_calls import (
     TrainSegmentCall,
 )
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
+from tasks.foundation.log.attempts import read_attempts
+from tasks.foundation.log.fold import fold
 from tasks.foundation.machine.hang import HangWatch
 from tasks.foundation.machine.hosts import OneHost, is_chief
-from tasks.foundation.machine.stops import PROCESS_STOP, Stops, agreed_stop
+from tasks.foundation.machine.stops import Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.folding import fold
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import (
     Note,
     Phase,
     Several,
-    Silent,
     Sink,
     Waiting,
     WithoutPhases,
@@ -114,7 +110,6 @@ def relay(
                     tracking(run.spec, run.home) as track,  # ends last, when everything is committed
                     AsyncSaves(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as saves,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
-                    second_look(run, runner, saves, telemetry=sinks) as looking,
                 ):
                     watch.follow_saves(lambda: saves.busy, saves.seconds_of_save)
                     place = Place(
@@ -122,7 +117,7 @@ def relay(
                         home=run.home,
                         log=run.log,
                         code_folder=run.folder,
-                        telemetry=Several((looking, sinks)),
+                        telemetry=sinks,
                         saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
                     )
                     try:
@@ -151,33 +146,6 @@ def relay(
                     raise StageLost(f"{stop}; the run has not begun; run the same command again to begin it") from stop
                 telemetry.emit(Note(text=str(stop), warning=True))
                 return result
-
-
-@contextmanager
-def second_look(run: Run, runner: Runner, saves: AsyncSaves, *, telemetry: Sink) -> Iterator[Sink]:
-    """Read retained checkpoints again meanwhile, if `checkpoint.verify` is background. Only the chief does.
-
-    It pauses while this process saves a checkpoint, and once it was asked to stop.
-
-    Args:
-        run: the run.
-        runner: runs the stages.
-        saves: of this process.
-        telemetry: receives warnings about damage.
-
-    Returns:
-        A sink that has to receive the events of the training.
-    """
-    if run.spec.checkpoint.verify != "background" or not is_chief(run.spec.accelerator, os.environ):
-        yield Silent()
-        return
-
-    def paused() -> bool:
-        return saves.busy or PROCESS_DEADLINE.is_set or PROCESS_STOP.last_stop is not None
-
-    own_entries = CHECKPOINT_TO_GCS.name in runner.remote
-    with SecondLook(run.log, telemetry=telemetry, paused=paused, own_entries=own_entries) as looking:
-        yield looking
 
 
 def _prepare_data(

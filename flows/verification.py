@@ -1,20 +1,24 @@
-"""Reads every committed byte of a run again: log, code, retained checkpoints, datasets. Reports damage; writes nothing.
+"""Reads every committed byte of a run again: log, code, checkpoints, datasets. Reports damage.
+
+`baton verify` writes nothing. A caller that has the right to may ask to quarantine what is damaged.
 
 The size of a file is compared before its bytes are read, so a file that is too large costs nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from flows.opened_run import Run, RunHome
-from tasks.foundation.checkpoint.verify import read_manifest
+from tasks.foundation.checkpoint.verify import find_damage, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, ShardRecord, checked_manifest
 from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code, saved_code_path
 from tasks.foundation.contracts.identity import VALIDATION
-from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Head, Origin
-from tasks.foundation.contracts.long_list import LongList
+from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Origin, StoredEntry
 from tasks.foundation.errors import (
+    BatonError,
     DamagedCheckpoint,
     DamagedDataset,
     FileMissing,
@@ -22,17 +26,25 @@ from tasks.foundation.errors import (
     PathRefused,
     RunLogError,
 )
+from tasks.foundation.log.appends import quarantine_older
+from tasks.foundation.log.files import (
+    entry_number,
+    entry_path,
+    false_blocks,
+    folder_as_entry,
+    folders_in_log,
+    require_follows,
+)
+from tasks.foundation.log.history import KeptForGood, restorable
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted
-from tasks.foundation.runlog.completeness import folder_as_entry, folders_in_log, require_follows
-from tasks.foundation.runlog.entry_blocks import false_blocks
-from tasks.foundation.runlog.entry_paths import entry_number, entry_path
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import damage_of, parallel_map
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.prepare_data.sources.source_files import names_file
 
+_LOGGER = logging.getLogger(__name__)
 _READ_TOGETHER = 64
 _CODE_REMEDY = "restore it from a backup; until then, name the run file: --run-file FILE"
 
@@ -60,12 +72,18 @@ class Findings:
 
 
 def verify_home(
-    run: RunHome, on_progress: Callable[[str], None] = lambda _: None, *, path_words: Callable[[str], str] = str
+    run: RunHome,
+    on_progress: Callable[[str], None] = lambda _: None,
+    *,
+    path_words: Callable[[str], str] = str,
+    quarantine: bool = False,
 ) -> Findings:
     """Read every file that the run's log names, and compare it with its manifest.
 
     Args:
         run: the run.
+        quarantine: whether to take a damaged checkpoint of the head out of use, if two more reads agree. Never the tip:
+            a run at work continues from its state in memory, and the next start quarantines it.
         on_progress: receives a line for each part that was read.
         path_words: how these lines write a checkpoint's path.
 
@@ -73,17 +91,18 @@ def verify_home(
         StorageError: the store refused a request or failed; the bytes may be good.
     """
     findings = Findings()
-    head, test, code = _verify_log(run.log, findings)
+    newest, kept, test, code = _verify_log(run.log, findings)
     _verify_code(run.home, code, findings)
-    if head is not None:
+    if newest is not None:
+        head, identity = newest.head, newest.head.identity if isinstance(newest, Entry) else {}
         findings.quarantined = len(head.quarantined)
-        _verify_blocks(run.log.home, head.number + 1, findings)
+        _verify_blocks(run.log.home, newest.number + 1, findings)
         on_progress(f"verified {counted(findings.entries, 'log entry', 'log entries')}")
-        for number, ref in enumerate(_retained(run.log, head, findings), start=1):
-            _verify_checkpoint(run.log, ref, findings, of_entry=head.number)
-            count = f"({number} of {counted(len(head.retained), 'checkpoint')})"
+        refs = (*(each.ref for each in kept.checkpoints), *head.retained)
+        for number, ref in enumerate(refs, start=1):
+            _verify_checkpoint(run.log, ref, findings, of_entry=newest.number, quarantine=quarantine)
+            count = f"({number} of {counted(len(refs), 'checkpoint')})"
             on_progress(f"verified {path_words(ref.path)}  {size_words(ref.size)}  {count}")
-        identity = _identity_of(head)
         sets = [
             (identity.get("data.folder"), identity.get("data.content_digest")),
             (identity.get("data.validation_folder"), identity.get(VALIDATION)),
@@ -97,34 +116,19 @@ def verify_home(
     return findings
 
 
-def _identity_of(head: Head) -> dict[str, object]:
-    """The identity; empty if the entry that has it is damaged, which is then known."""
-    try:
-        return dict(head.identity)
-    except RunLogError:
-        return {}
-
-
-def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[CheckpointRef]:
-    """All retained checkpoints; if a page of the log is damaged, those that the entry itself names."""
-    try:
-        return tuple(head.retained)
-    except RunLogError as fault:
-        path = entry_path(head.number)
-        findings.damages.append(Damage(path, f"{log.home.uri}/{path} names a page that cannot be read: {fault}"))
-        return head.retained.recent if isinstance(head.retained, LongList) else ()
-
-
-def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None, dict[str, int]]:
+def _verify_log(
+    log: RunLog, findings: Findings
+) -> tuple[Entry | StoredEntry | None, KeptForGood, EvaluationOnTest | None, dict[str, int]]:
     """Read and fold all entries again.
 
     Returns:
-        The state of the newest readable entry; the newest evaluation on a test set, because earlier test sets may be
-        gone; None if there is none. And the paths of the saved code, each with the number of the entry that names it.
+        The newest readable entry; what is kept for good; the newest evaluation on a test set, because earlier test sets
+        may be gone; None if there is none. And the paths of the saved code, with the entry that names each.
     """
-    head: Head | None = None
+    newest: Entry | StoredEntry | None = None
     test: EvaluationOnTest | None = None
     code: dict[str, int] = {}
+    kept = KeptForGood()
     for path in folders_in_log(log.home):
         findings.damages.append(Damage(path, str(folder_as_entry(log.home, path))))
     state_is_known = True  # whether the state before the next entry is known
@@ -136,18 +140,19 @@ def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, Evaluatio
         entry, size = found
         findings.entries += 1
         findings.bytes += size
-        if state_is_known:
+        if state_is_known and isinstance(entry, Entry) and not isinstance(newest, StoredEntry):
             try:
-                require_follows(log.home, head, entry)
+                require_follows(log.home, None if newest is None else newest.head, entry)
             except RunLogError as fault:
                 findings.damages.append(Damage(entry_path(number), str(fault)))
-        head, state_is_known = entry.head, True
+        newest, state_is_known = entry, True
+        kept.follow(entry.body)
         if isinstance(entry.body, EvaluationOnTest):
             test = entry.body
         identity = entry.body.identity if isinstance(entry.body, Origin | Change) else None
         if identity is not None and is_saved_code(identity.get(SAVED_CODE)):
             code[identity[SAVED_CODE]] = number
-    return head, test, code
+    return newest, kept, test, code
 
 
 def _verify_code(home: Storage, named: dict[str, int], findings: Findings) -> None:
@@ -175,23 +180,16 @@ def _verify_blocks(home: Storage, entries: int, findings: Findings) -> None:
         findings.damages.append(Damage(path, f"{home.uri}/{path} does not hold the entries of the log; delete it"))
 
 
-def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogError]:
+def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry | StoredEntry, int] | RunLogError]:
     """Each entry and its bytes, or the error of reading it."""
 
-    def read(number: int) -> tuple[Entry, int] | RunLogError:
+    def read(number: int) -> tuple[Entry | StoredEntry, int] | RunLogError:
         try:
-            entry, size = log.entry_and_size(number)
+            return log.entry_and_size(number)
         except RunLogError as fault:
             return fault
         except PathRefused as fault:  # a link or a pipe in the place of an entry
             return RunLogError(str(fault))
-        try:
-            dict(entry.head.identity)  # it is read only when somebody looks at it
-        except RunLogError as fault:
-            if entry_path(number) in str(fault):
-                return fault
-            # The entry that has the identity is damaged, and is named by itself.
-        return entry, size
 
     yield from log.read_all(read, count)
 
@@ -207,7 +205,7 @@ def _count(log: RunLog) -> int:
     return max([*listed, probed]) + 1
 
 
-def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, of_entry: int) -> None:
+def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, of_entry: int, quarantine: bool) -> None:
     """Compare a checkpoint's manifest with the log and its files with the manifest."""
     damages: list[Damage] = []
     files = size = 0
@@ -236,7 +234,19 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, o
     findings.checkpoints += 1
     findings.files += files
     findings.bytes += size
+    if damages and quarantine and _quarantine(log, ref):
+        damages = [replace(each, what=f"{each.what}; the checkpoint is quarantined now") for each in damages]
     findings.damages += damages
+
+
+def _quarantine(log: RunLog, ref: CheckpointRef) -> bool:
+    """Take a damaged checkpoint out of use; whether it was."""
+    try:
+        reason = find_damage(log.home, ref, read_bytes=True)
+        return reason is not None and quarantine_older(log, ref, reason, attempt=uuid.uuid4().hex)
+    except BatonError as fault:
+        _LOGGER.warning("%s: not quarantined: %s", ref.path, fault)  # what was found is reported all the same
+        return False
 
 
 def _retired_meanwhile(log: RunLog, ref: CheckpointRef, number: int) -> bool:
@@ -245,7 +255,7 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef, number: int) -> bool:
         head = log.head()
     except (RunLogError, PathRefused):
         return False
-    return head is not None and head.number > number and ref not in head.retained
+    return head is not None and head.number > number and ref not in restorable(log, head)
 
 
 def _verify_dataset(

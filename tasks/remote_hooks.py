@@ -10,7 +10,7 @@ from tasks.foundation.contracts.stage_calls import (
     RemoteTrainSegmentCall,
     TrainSegmentCall,
 )
-from tasks.foundation.runlog.stage_results import drop_segment, find_segment, hand_on
+from tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on
 from tasks.foundation.stage import Place
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note
 

@@ -12,7 +12,7 @@ from flows.opened_run import hint_at_other_files, write_run_file
 from flows.proof.execute import termination_as_interrupt
 from flows.proof.receipt import audit_in_scratch, receipt_parts
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
-from tasks.foundation.runlog.receipts import store_receipt
+from tasks.foundation.log.receipts import store_receipt
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import BAD, GOOD, Style
 

@@ -34,9 +34,9 @@ from flows.process_start import fast_imports, keep_hash_seed
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import BatonError, InvalidInput
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.tpu import TpuType, tpu_type
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
 

@@ -8,11 +8,10 @@ import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from flows.commands.output import Output, Painted, say, say_json, status
-from flows.facts import ListedRun, list_page
+from flows.facts import BriefFacts, ListedRun, list_page
 from flows.opened_run import names_run_file, refuse_overrides, storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
-from tasks.foundation.runlog.brief_entry import RunFacts
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
@@ -64,7 +63,7 @@ def list_runs(
         out.table([headings, *(_row(run, out) for run in page.runs)])
         if page.more_after is not None:
             say(f"there are more runs; list them with --after {page.more_after}", aside=True)
-    faults = {type(run.facts) for run in page.runs if not isinstance(run.facts, RunFacts)}
+    faults = {type(run.facts) for run in page.runs if not isinstance(run.facts, BriefFacts)}
     if faults:
         raise typer.Exit(AnotherVersion.exit_code if faults == {AnotherVersion} else RunLogError.exit_code)
 
@@ -87,7 +86,7 @@ def _kind(run: ListedRun) -> str:
 def _row(run: ListedRun, out: Output) -> tuple[str, ...]:
     """The cells below `_WHOLE` or `_SHORT`, and the processes at work."""
     facts = run.facts
-    if not isinstance(facts, RunFacts):
+    if not isinstance(facts, BriefFacts):
         error = str(facts).partition("\n")[0]
         return (run.name, _kind(run), error, *[""] * 5) if out.whole else (run.name, _kind(run), *[""] * 3, error)
     best, is_over = facts.best, facts.target is None or facts.step > facts.target

@@ -90,8 +90,8 @@ def _words(entry: Entry, before: Head | None, out: Output) -> tuple[str, ...]:
 
 def _read_words(body: Body, out: Output) -> str:
     """Which checkpoints were read whole before an entry; empty if it names none."""
-    reads = getattr(body, "read_whole", ())
-    return f"read whole: {', '.join(out.path(read.path) for read in reads)}" if reads else ""
+    reads = getattr(body, "read", ())
+    return f"read whole: {', '.join(out.path(path) for path in reads)}" if reads else ""
 
 
 def _step(entry: Entry) -> int | None:
@@ -142,7 +142,8 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
         case Quarantine() as quarantine:
             return f"{out.path(quarantine.path)}  {quarantine.reason}"
         case Retire() as retire:
-            parts = (("retired", retire.paths), ("deleted", retire.deleted))
+            kept = [each.ref.path for each in retire.kept]
+            parts = (("retired", retire.paths), ("deleted", retire.deleted), ("kept for good", kept))
             return "; ".join(f"{verb} {', '.join(map(out.path, paths))}" for verb, paths in parts if paths)
 
 

@@ -18,8 +18,8 @@ from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, terminatio
 from flows.proof.receipt import prove as proof_of
 from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.log.receipts import store_receipt
 from tasks.foundation.messages import counted
-from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import BAD, GOOD

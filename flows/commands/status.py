@@ -16,10 +16,10 @@ from flows.opened_run import open_run
 from tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.log.accounting import Account
+from tasks.foundation.log.fold import Worker
+from tasks.foundation.log.receipts import audit_words
 from tasks.foundation.messages import counted
-from tasks.foundation.runlog.accounting import Account
-from tasks.foundation.runlog.receipts import audit_words
-from tasks.foundation.runlog.worker_stats import Worker
 from tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
@@ -116,9 +116,7 @@ def _results(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
 
 def _checkpoints(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
     head = facts.head
-    read = head.read_whole[-1:]
     return [
-        *(("read whole", f"{out.path(each.path)}  (the newest that was, {out.time(each.time)})") for each in read),
         *(("retained", _checkpoint_words(ref, "retained", out)) for ref in head.retained),
         *(("quarantined", _checkpoint_words(ref, "quarantined", out)) for ref in head.quarantined),
     ]

@@ -15,8 +15,8 @@ from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import CheckpointSpec
+from tasks.foundation.log.files import FIRST_ENTRY
 from tasks.foundation.machine.processes import enough_memory_for_snapshot
-from tasks.foundation.runlog.entry_paths import FIRST_ENTRY
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import duration_words, size_words

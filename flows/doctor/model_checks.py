@@ -29,6 +29,7 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
@@ -43,7 +44,6 @@ from tasks.foundation.model.step import (
 )
 from tasks.foundation.model.user_callbacks import large_state_words
 from tasks.foundation.model.variables import Leaf, layers_of, stateful_layers_warning
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words

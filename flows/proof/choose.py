@@ -18,8 +18,8 @@ from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.messages import message
-from tasks.foundation.runlog.history import commit_of, history_of
 
 _SEGMENTS = 4
 _FEWEST_STEPS = 4
@@ -138,7 +138,7 @@ def stretches_of(entries: Iterable[Entry]) -> Stretches:
     history = history_of(every.values())
     if history.head is None:
         return Stretches(auditable=(), left_out=())
-    retained = {ref.path for ref in history.head.retained}
+    retained = {ref.path for ref in history.restorable}
     found: list[Stretch] = []
     left_out: list[str] = []
     start: CheckpointRef | None = None

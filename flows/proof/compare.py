@@ -15,8 +15,8 @@ from tasks.foundation.contracts.checkpoint import CheckpointManifest, Checkpoint
 from tasks.foundation.contracts.home_files import OnlyIn, TrainingEnd, VariableDifference
 from tasks.foundation.contracts.log_entry import Head, MetricRow, TracedStep
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
-from tasks.foundation.runlog.history import commit_of, history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.history import commit_of, history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.formatting import number_words
 

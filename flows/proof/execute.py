@@ -24,8 +24,8 @@ from flows.proof.compare import SavedState, saved_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import cluster_of
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note, Sink

@@ -46,9 +46,9 @@ from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Orig
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted, shown
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder

@@ -28,9 +28,9 @@ from tasks.evaluate.report.charts import pictures_of
 from tasks.evaluate.report.page import PAGE
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted, masked
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, short_path, size_words, step_words
 

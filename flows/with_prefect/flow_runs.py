@@ -23,10 +23,10 @@ from prefect.states import Cancelling
 from flows.runner import StageStopped
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import InvalidInput, StageLost
+from tasks.foundation.log.stage_results import has_answer
 from tasks.foundation.machine.stops import Stop, Stops
 from tasks.foundation.machine.threads import last_stop
 from tasks.foundation.messages import masked
-from tasks.foundation.runlog.stage_results import has_answer
 from tasks.foundation.stage import label_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink

@@ -38,13 +38,13 @@ from tasks.foundation.errors import (
     StorageError,
     StoreUnreachable,
 )
+from tasks.foundation.log.attempts import require_progress
+from tasks.foundation.log.stage_results import take_answer, take_error
 from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.messages import with_place
 from tasks.foundation.model.code_digest import file_references, module_digest
-from tasks.foundation.runlog.progress import require_progress
-from tasks.foundation.runlog.stage_results import take_answer, take_error
 from tasks.foundation.stage import Place, Stage, label_of
 from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.stages import CHECKPOINT_TO_GCS, STAGES, TRAIN_SEGMENT

@@ -38,9 +38,9 @@ from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
+from tasks.foundation.log.receipts import store_receipt
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.tpu import announce_tpu
-from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Sink, warnings_as_notes
 from tasks.foundation.telemetry.formatting import metric_words, step_words

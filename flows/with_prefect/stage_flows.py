@@ -40,13 +40,13 @@ from tasks.foundation.contracts.stage_calls import (
     unpack,
 )
 from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StaleWriter, StorageError
+from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.hang import HangWatch
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.machine.tpu import announce_tpu
 from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage

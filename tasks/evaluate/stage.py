@@ -24,13 +24,13 @@ from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.errors import FileAlreadyThere, StorageError
+from tasks.foundation.log.history import evaluation_on_test_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.machine.threads import run_in_work_thread
 from tasks.foundation.model.build import preserved_random_states
 from tasks.foundation.model.metrics import Results, require_metric, trace_returned_metrics
 from tasks.foundation.model.step import invalid_input_as_step_failed
-from tasks.foundation.runlog.history import evaluation_on_test_of
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
 from tasks.foundation.storage.base import Storage
@@ -207,7 +207,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     if not warm.has_recorded_contents:
         warm.require_recorded_contents(place.log.require_head().identity, home=place.home.uri)
     if restore_warm_state(warm, place.home, checkpoint):
-        place.log.whole_reads.add(checkpoint)
+        place.log.note_read(checkpoint.path)
     with invalid_input_as_step_failed():
         metrics = evaluate_state(warm, dataset, place.root, on=on)
         seconds = seconds_between(began, place.clock())
@@ -225,9 +225,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         done = body.model_copy(update={"checkpoint": committed})
         if accelerator.is_chief:
             decide = _decide(done, place.log) if on == "validation" else _decide_test(done, dataset, place.log)
-            entry = place.log.append(decide, attempt=uuid.uuid4().hex)
-            if entry is not None and isinstance(entry.body, Evaluation | EvaluationOnTest):
-                place.log.whole_reads.logged(entry.body.read_whole)
+            place.log.append(decide, attempt=uuid.uuid4().hex)
             _save_confusion(counts, committed, place)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
@@ -280,7 +278,7 @@ def _decide(body: Evaluation, log: RunLog) -> Callable[[Head | None], Body | Non
     def decide(head: Head | None) -> Body | None:
         if head is None or body.checkpoint.path in head.evaluated:
             return None
-        return body.model_copy(update={"read_whole": log.whole_reads.due(head)})
+        return body.model_copy(update={"read": log.reads_to_log(head)})
 
     return decide
 
@@ -302,6 +300,6 @@ def _decide_test(done: Evaluation, dataset: DatasetRef, log: RunLog) -> Callable
         again = known is not None and known.content_digest == body.content_digest
         if head is None or again:
             return None
-        return body.model_copy(update={"read_whole": log.whole_reads.due(head)})
+        return body.model_copy(update={"read": log.reads_to_log(head)})
 
     return decide

@@ -11,7 +11,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Sink
 

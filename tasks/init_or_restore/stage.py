@@ -24,6 +24,8 @@ from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
+from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
@@ -31,8 +33,6 @@ from tasks.foundation.model.batch_checks import batch_dependent_parts, describe_
 from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_identity import summarize
 from tasks.foundation.model.variables import stateful_layers_warning
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
 from tasks.foundation.state.train_state import TrainState, carry, is_same_tree
 from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of

@@ -19,6 +19,8 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import BlowUp, RunLogError
+from tasks.foundation.log.history import evaluation_of, recent_rows
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.model.user_callbacks import (
     LARGE_STATE_BYTES,
     StartedCallbacks,
@@ -30,8 +32,6 @@ from tasks.foundation.model.user_callbacks import (
     same_callbacks,
     start_callbacks,
 )
-from tasks.foundation.runlog.history import evaluation_of, recent_rows
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 

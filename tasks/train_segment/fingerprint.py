@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import Commit, Environment, TracedStep
 from tasks.foundation.errors import IdentityChanged
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.hidden_state import captured_contents, graphs_of
 from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of, summed_gradients_words
 from tasks.foundation.model.metrics import MOST_VALUES, read_results
 from tasks.foundation.model.randomness import nodes_of, stateful_operations
 from tasks.foundation.model.step import compile_words
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.telemetry.events import Note, Sink
 

@@ -31,13 +31,10 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, StorageError
+from tasks.foundation.log.appends import finish, require_broadcast_head
+from tasks.foundation.log.attempts import losses_of, pack_beside, read_attempts
 from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.runlog.attempt_packs import pack_beside
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.commits import finish
-from tasks.foundation.runlog.losses import losses_of
-from tasks.foundation.runlog.multi_host import require_broadcast_head
 from tasks.foundation.stage import Place
 from tasks.foundation.telemetry.events import CommitPace, Note, Sink, WithoutPhases
 from tasks.foundation.telemetry.formatting import duration_words, size_words

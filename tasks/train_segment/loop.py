@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tasks.foundation.checkpoint.snapshot import reserve_memory
 from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.contracts.run_spec import EpochLength, next_multiple
+from tasks.foundation.log.history import recent_rows
 from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops, first_reason, number_of
-from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Training, Waiting

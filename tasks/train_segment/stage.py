@@ -85,7 +85,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     if result.staged is None:
         return result
     # Another process may commit it, and says what this one has read.
-    return result.model_copy(update={"read_whole": place.log.whole_reads.waiting()})
+    return result.model_copy(update={"read": place.log.reads_to_log(place.log.require_head())})
 
 
 def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
@@ -93,7 +93,7 @@ def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     if not trainer.accelerator.all_agree(trainer.has(interval.start)):
         interval.wait_for_save(trainer.accelerator)  # it is restored from the store
     if trainer.restore(place.home, interval.start):
-        place.log.whole_reads.add(interval.start)
+        place.log.note_read(interval.start.path)
     trainer.seek(interval.start.step + interval.skipped_batches, place.telemetry)
 
 

@@ -26,6 +26,7 @@ from tasks.foundation.dataset.read import decoded_bytes, fits_into_memory, train
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import NonFinite
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, align_function_numbers
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
 from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
@@ -41,7 +42,6 @@ from tasks.foundation.model.step import (
 )
 from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import describe_placement
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState
 from tasks.foundation.storage.base import Storage

@@ -47,7 +47,7 @@ SHAPES = {
     "text": ["train.steps=1200", "train.segment_steps=30", "train.log_every_steps=20", "evaluate.every_steps=300"],
 }
 # Interruptions in a row must not count as a lack of progress.
-ALWAYS = ["stop.attempts_without_progress=1000", "checkpoint.keep_last=3", "checkpoint.verify=background"]
+ALWAYS = ["stop.attempts_without_progress=1000", "checkpoint.keep_last=3"]
 BEFORE, KILLED, AFTER = 50, 60, 80
 
 

@@ -23,13 +23,12 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint.retention import apply_retention, quarantine_damaged_tips, retention_policies
-from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
-from tasks.foundation.runlog.commits import evaluation_due
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import evaluation_due
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage import base
 from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
@@ -138,8 +137,7 @@ def _work(home: Any) -> None:
     log.require_whole()
     verify_bytes = False
     head = None
-    look = SecondLook(log, telemetry=Silent())
-    with Segments(log, on_restore=log.whole_reads.add) as segments:
+    with Segments(log, on_restore=lambda ref: log.note_read(ref.path)) as segments:
         while True:
             if head is None:
                 head = quarantine_damaged_tips(
@@ -154,7 +152,6 @@ def _work(home: Any) -> None:
                 if tip_of(head).step >= UNTIL_STEP:
                     return
                 head = segments.train(head)
-                look.look()  # while the save is in flight
             except DamagedCheckpoint:
                 if verify_bytes:
                     raise
@@ -227,7 +224,7 @@ def _check_lineage(entries: list[Entry], outcome: Outcome) -> None:
             if known[body.checkpoint.step] != body.checkpoint.state_digest:
                 outcome.errors.append(f"wrong: entry {entry.number} holds another state at step {body.checkpoint.step}")
             steps.append(body.checkpoint.step)
-        if before is not None and before.read_whole and not entry.head.read_whole:
+        if before is not None and before.read and not entry.head.read:
             outcome.errors.append(f"lost: entry {entry.number} retains no checkpoint that was read whole")
         before = entry.head
     if steps != list(range(0, UNTIL_STEP + 1, STEPS)):

@@ -15,7 +15,7 @@ from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.log_entry import Commit, Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged, RunFileError
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Training
 from tasks.train_segment.stage import forget_trainer

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.runlog.accounting import account_of
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.accounting import account_of
+from tasks.foundation.log.attempts import read_attempts
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.homes import read_history, tip_of

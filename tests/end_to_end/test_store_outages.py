@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support import forked

@@ -11,7 +11,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.shipped_runs import DRIVER

@@ -12,7 +12,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import StepFailed
-from tasks.foundation.runlog.commits import overdue_evaluation
+from tasks.foundation.log.appends import overdue_evaluation
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.telemetry.events import Event, Training, Waiting
 from tests.support.lab import Lab, spec_of

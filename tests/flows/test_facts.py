@@ -10,7 +10,7 @@ import pytest
 
 from flows.commands.main import main
 from flows.facts import list_page, pace_of, state_of
-from tasks.foundation.runlog.commits import finish
+from tasks.foundation.log.appends import finish
 from tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.counting_storage import Counting

@@ -13,7 +13,7 @@ from flows.result import RelayResult
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import StaleWriter
-from tasks.foundation.runlog.commits import stale_writer
+from tasks.foundation.log.appends import stale_writer
 from tasks.foundation.stage import Place, Stage
 from tasks.stages import STAGES
 from tests.support.event_recorder import EventRecorder

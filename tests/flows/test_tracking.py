@@ -12,7 +12,7 @@ from flows.result import RelayResult
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunFileError
-from tasks.foundation.runlog.history import history_of
+from tasks.foundation.log.history import history_of
 from tasks.foundation.telemetry import trackers
 from tests.flows.test_relay import FakeRunner
 from tests.foundation.telemetry.test_trackers import Recording

@@ -154,7 +154,7 @@ class HomeChecker:
                 step = body.checkpoint.step
                 if self.known.get(step, body.checkpoint.state_digest) != body.checkpoint.state_digest:
                     self.fault("wrong", f"entry {entry.number} holds another state at step {step}")
-            kept = before is None or not before.read_whole or entry.head.read_whole
+            kept = before is None or not before.read or entry.head.read
             if not kept and not isinstance(body, Quarantine | Rewind):
                 self.fault("lost", f"entry {entry.number} retains no checkpoint that was read whole")
             before = entry.head

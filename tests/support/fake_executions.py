@@ -15,8 +15,8 @@ from flows.proof.execute import Execution, FinishedProcess
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})

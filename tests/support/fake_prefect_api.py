@@ -27,7 +27,7 @@ from tasks.foundation.contracts.stage_calls import (
     TrainSegmentCall,
     unpack,
 )
-from tasks.foundation.runlog.stage_results import write_answer
+from tasks.foundation.log.stage_results import write_answer
 from tasks.foundation.stage import Place
 from tasks.stages import CHECKPOINT_TO_GCS, PREPARE_DATA, TRAIN_SEGMENT
 from tests.support.event_recorder import EventRecorder

@@ -19,8 +19,8 @@ from tasks.foundation.contracts.checkpoint import (
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord, content_digest
 from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, MetricRow, Origin
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.ledger_records import record_of
 

@@ -8,8 +8,8 @@ from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head
 from tasks.foundation.errors import BatonError
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport, manifest_digest
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
-from tasks.foundation.contracts.identity import digest_of, part_in_run_file
+from tasks.foundation.contracts.identity import digest_of
 from tasks.foundation.contracts.log_entry import Change, Finish, SegmentResult
 from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.runlog.commits import quarantine
-from tasks.foundation.runlog.stage_results import write_answer
+from tasks.foundation.log.appends import quarantine
+from tasks.foundation.log.stage_results import write_answer
 from tests.support.fake_run import DATASET, FakeRun
 from tests.support.small_logs import signed
 
@@ -199,7 +199,7 @@ def _identity_digests(data: bytes) -> Sequence[str]:
     identity = json.loads(data)["body"].get("identity")
     if not isinstance(identity, dict):
         return ()
-    return digest_of(identity), digest_of(part_in_run_file(identity))
+    return (digest_of(identity),)
 
 
 def _with_digest(data: Any, sound: str) -> tuple[bytes, str]:

@@ -24,7 +24,7 @@ from tasks.foundation.contracts.stage_calls import (
     PrepareDataCall,
     TrainSegmentCall,
 )
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage

@@ -5,7 +5,7 @@ from typing import Any
 
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Environment, Head
+from tasks.foundation.contracts.log_entry import Environment, Head, Retained, SetIn
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.ledger import Ledger
 from tests.support.clock import NOON, FakeClock
@@ -20,8 +20,9 @@ def head_at(step: int, *, evaluated: bool = False, path: str = "") -> Head:
     tip = CheckpointRef(path=path, step=step, base=1, attempt="a", state_digest="d", manifest_digest="m", size=8)
     environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
     return Head(
-        number=2, base=2, commits=1, tip=tip, retained=(tip,), retired=(), quarantined=(), best=None,
-        evaluated=(path,) if evaluated else (), skipped_batches=0, identity={}, environment=environment,
+        number=2, base=2, commits=1, checkpoints=(Retained(ref=tip, evaluated=evaluated),), identity={},
+        identity_in=SetIn(entry=0, digest="0" * 32), environment=environment,
+        environment_in=SetIn(entry=0, digest="0" * 32),
     )  # fmt: skip
 
 

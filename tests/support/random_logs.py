@@ -2,7 +2,6 @@
 
 import random
 
-from tasks.foundation.contracts.checkpoint import WholeRead
 from tasks.foundation.contracts.log_entry import (
     Body,
     Commit,
@@ -14,7 +13,7 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
     WorkerStats,
 )
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tests.support.small_logs import evaluation, on_test, ref
 
 
@@ -37,10 +36,9 @@ def next_commit(head: Head, chance: random.Random) -> Commit:
     )
 
 
-def reads(head: Head, chance: random.Random) -> tuple[WholeRead, ...]:
-    """Some of the retained checkpoints, as read at a time that is drawn."""
-    drawn = [ref for ref in head.retained if chance.random() < 0.1]
-    return tuple(WholeRead(path=ref.path, time=f"2026-01-01T00:00:{chance.randrange(60):02}+00:00") for ref in drawn)
+def reads(head: Head, chance: random.Random) -> tuple[str, ...]:
+    """Some of the retained checkpoints."""
+    return tuple(ref.path for ref in head.retained if chance.random() < 0.1)
 
 
 def anything(head: Head, chance: random.Random) -> Body:
@@ -57,7 +55,7 @@ def anything(head: Head, chance: random.Random) -> Body:
     if kind == "rewind" and len(kept) > 1:
         to = chance.choice(kept[:-1])
         return Rewind(to=to, blown_up_at=to.step + 5, reason="NaN", skip_batches=3)
-    return next_commit(head, chance).model_copy(update={"read_whole": reads(head, chance)})
+    return next_commit(head, chance).model_copy(update={"read": reads(head, chance)})
 
 
 def append(log: RunLog, body: Body) -> Entry:

@@ -11,8 +11,8 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
-from tasks.foundation.runlog.commits import commit, quarantine, rewind
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine, rewind
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer, explore, sample

@@ -30,9 +30,9 @@ from tasks.foundation.contracts.checkpoint import (
 )
 from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.commits import commit, evaluation_due
-from tasks.foundation.runlog.folding import fold
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, evaluation_due
+from tasks.foundation.log.fold import fold
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import temporary_folder

@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta, tzinfo
 
 from flows import without_prefect
-from tasks.foundation.runlog import log
+from tasks.foundation.log import log
 
 _READ = itertools.count()
 

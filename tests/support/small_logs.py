@@ -26,12 +26,10 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
 )
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.entry_codec import Decoded, decode, with_digest
-from tasks.foundation.runlog.entry_paths import entry_number, entry_path
-from tasks.foundation.runlog.folding import fold
-from tasks.foundation.runlog.kept_pages import PageStore
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.files import Decoded, decode, entry_number, entry_path, with_digest
+from tasks.foundation.log.fold import fold
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import checksum_bytes
 
@@ -173,9 +171,8 @@ def _read(home: Storage, log: RunLog, number: int) -> Entry:
     known = _READ.get((number, data))
     if known is not None:
         return known.entry
-    found = decode(data, where=str(number), number=number, resolve=log._require, store=PageStore(home))
-    if found.lean is None or not found.lean.retained.pages:  # pages are in this home alone
-        _READ[number, data] = found
+    found = decode(data, where=str(number), number=number, resolve=log._require)
+    _READ[number, data] = found
     return found.entry
 
 

@@ -18,7 +18,7 @@ from tests.support.rival_writers import Scene
 
 @pytest.fixture
 def memory() -> Iterator[MemoryStorage]:
-    store = MemoryStorage(f"runlog-{uuid.uuid4().hex}")
+    store = MemoryStorage(f"log-{uuid.uuid4().hex}")
     yield store
     for path in [path for path in MemoryFileSystem.store if path.startswith(f"{store.root}/")]:
         del MemoryFileSystem.store[path]  # deleting 10,000 files through fsspec takes a while

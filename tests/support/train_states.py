@@ -10,9 +10,8 @@ import pytest
 
 from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.entry_codec import encode
-from tasks.foundation.runlog.folding import fold
-from tasks.foundation.runlog.kept_pages import PageStore
+from tasks.foundation.log.files import encode
+from tasks.foundation.log.fold import fold
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built, lab_of, spec_of
 
@@ -52,9 +51,11 @@ def staging_home(tmp_path: Path) -> LocalStorage:
     home = LocalStorage(tmp_path / "home")
     environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
     body = Origin(identity={}, environment=environment)
-    head = fold(None, body).model_copy(update={"number": 7, "base": 7})
+    head = fold(None, body)
+    here = {name: getattr(head, name).model_copy(update={"entry": 7}) for name in ("identity_in", "environment_in")}
+    head = head.model_copy(update={"number": 7, "base": 7, **here})
     entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
-    home.create("log/00000007.json", encode(entry, None, PageStore(home)).data)
+    home.create("log/00000007.json", encode(entry))
     return home
 
 

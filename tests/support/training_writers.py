@@ -31,9 +31,9 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentReq
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp, NonFinite
+from tasks.foundation.log.files import require_entry
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.runlog.completeness import require_entry
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import checksum_bytes

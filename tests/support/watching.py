@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.homes import entries_of
 

@@ -9,7 +9,7 @@ import pytest
 from tasks.foundation.contracts.log_entry import Commit, MetricRow, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NonFinite
-from tasks.foundation.runlog.history import history_of
+from tasks.foundation.log.history import history_of
 from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, lab_of, spec_of

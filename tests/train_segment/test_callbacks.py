@@ -19,11 +19,11 @@ from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import acquire
 from tasks.foundation.model import build as built_model
 from tasks.foundation.model.user_callbacks import callback_state, large_state_words, restore_callback_state
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.state.host_state import HostState
 from tasks.foundation.state.warm_state import Recipe

@@ -26,10 +26,10 @@ from tasks.foundation.contracts.log_entry import (
     TracedStep,
 )
 from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.worker_stats import workers_of
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.fold import workers_of
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage

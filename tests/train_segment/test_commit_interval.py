@@ -15,9 +15,9 @@ from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import StaleWriter
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.losses import PRIOR_SECONDS
+from tasks.foundation.log.attempts import PRIOR_SECONDS
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Sink, Training
 from tasks.train_segment import interval
 from tasks.train_segment.stage import forget_trainer

@@ -133,14 +133,3 @@ def test_validation_with_other_inputs_is_refused_before_anything_is_written(tmp_
     for words in ("training: x float32[7]", "validation: x float32[6]", "hint: set data.validation_transform"):
         assert words in str(refused.value)
     assert lab.log(spec).head() is None
-
-
-def test_run_without_transforms_keeps_its_identity() -> None:
-    from tasks.foundation.contracts.identity import TRANSFORMS, identity_in_run_file, part_in_run_file
-
-    spec = spec_of(transform=None, batch_transform=None, validation_transform=None)
-    recorded = identity_in_run_file(spec)
-    before = {key: value for key, value in recorded.items() if not key.startswith("data.") or "window" in key}
-    assert part_in_run_file(recorded) == part_in_run_file(before) == before
-    assert part_in_run_file({**before, "data.transform": {"function": "augment"}}) != before
-    assert tuple(spec.data.transform_of_key) == TRANSFORMS

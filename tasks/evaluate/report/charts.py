@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, Self
 
 from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
 from tasks.foundation.contracts.run_spec import recorded_epoch
-from tasks.foundation.runlog.accounting import Account
-from tasks.foundation.runlog.history import History, commit_of
+from tasks.foundation.log.accounting import Account
+from tasks.foundation.log.history import History, commit_of
 from tasks.foundation.telemetry.formatting import epoch_words, number_words
 
 _LOGARITHMIC_FROM_RATIO = 50

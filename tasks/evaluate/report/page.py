@@ -40,12 +40,12 @@ from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.errors import FileMissing, NoSuchRun
+from tasks.foundation.log.accounting import Account, account_of
+from tasks.foundation.log.attempts import read_attempts
+from tasks.foundation.log.fold import workers_of
+from tasks.foundation.log.history import History, history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import masked
-from tasks.foundation.runlog.accounting import Account, account_of
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.history import History, history_of
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, metric_words, number_words
 

@@ -39,11 +39,11 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
 )
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
+from tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
+from tasks.foundation.log.fold import Worker
+from tasks.foundation.log.history import History, KeptForGood, commit_of
+from tasks.foundation.log.receipts import audit_words, last_audit
 from tasks.foundation.messages import counted
-from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
-from tasks.foundation.runlog.history import History, commit_of
-from tasks.foundation.runlog.receipts import audit_words, last_audit
-from tasks.foundation.runlog.worker_stats import Worker
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
 
@@ -266,9 +266,13 @@ _HEADINGS = (
 def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
     """Every committed checkpoint, with its state today."""
     reasons = {entry.body.path: entry.body.reason for entry in entries if isinstance(entry.body, Quarantine)}
-    reads = {read.path: read.time for entry in entries for read in getattr(entry.body, "read_whole", ())}
+    kept = KeptForGood()
+    for entry in entries:
+        kept.follow(entry.body)
+    retained = {*(ref.path for ref in head.retained), *(each.ref.path for each in kept.checkpoints)}
+    reads = {path: entry.time for entry in entries for path in getattr(entry.body, "read", ())}
     rows = [
-        _checkpoint_row(entry.body, entry.time, reads, _marks(entry.body.checkpoint.path, head, reasons))
+        _checkpoint_row(entry.body, entry.time, reads, _marks(entry.body.checkpoint.path, head, retained, reasons))
         for entry in entries
         if isinstance(entry.body, Commit)
     ]
@@ -316,7 +320,7 @@ def _checkpoint_row(commit: Commit, time: str, reads: Mapping[str, str], marks: 
     ]
 
 
-def _marks(path: str, head: Head, reasons: dict[str, str]) -> tuple[Mark, ...]:
+def _marks(path: str, head: Head, retained: set[str], reasons: dict[str, str]) -> tuple[Mark, ...]:
     """The state of a checkpoint today."""
     marks = []
     if head.tip is not None and path == head.tip.path:
@@ -325,7 +329,7 @@ def _marks(path: str, head: Head, reasons: dict[str, str]) -> tuple[Mark, ...]:
         marks.append(Mark(word="best"))
     if path in {ref.path for ref in head.quarantined}:
         marks.append(Mark(word="quarantined", reason=reasons.get(path, "")))
-    elif path in {ref.path for ref in head.retained}:
+    elif path in retained:
         marks += [] if marks else [Mark(word="retained")]
     else:
         marks.append(Mark(word="retired" if path in {old.path for old in head.retired} else "deleted"))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.runlog.losses import Losses
+from tasks.foundation.log.attempts import Losses
 
 # Below this, what does not depend on the state's size dominates: the log entry, retention, and the files to keep.
 SHORTEST_SECONDS: Final = 60.0

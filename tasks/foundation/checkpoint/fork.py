@@ -31,11 +31,11 @@ from tasks.foundation.errors import (
     RunLogError,
     StaleWriter,
 )
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.files import UNFINISHED_FORK, entry_path
+from tasks.foundation.log.history import restorable
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import message
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.completeness import UNFINISHED_FORK
-from tasks.foundation.runlog.entry_paths import entry_path
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.transfers import parallel_map
@@ -161,7 +161,7 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
     runs = _Runs(root=root, source_name=name, target_name=new)
     while True:
         head = runs.source.head()
-        ref = None if head is None else _retained(head, at_step)
+        ref = None if head is None else _restorable(runs.source, head, at_step)
         if head is None:
             runs.source.require_whole()
         if head is None or ref is None:
@@ -172,11 +172,11 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
         try:
             return _fork(runs, head, ref, attempt=attempt)
         except (DamagedCheckpoint, FileMissing) as fault:
-            head = runs.source.require_head()
-            if ref in head.retained:
+            source = runs.source
+            if ref in restorable(source, source.require_head()):
                 raise DamagedCheckpoint(str(fault)) from fault
             if at_step is not None:
-                raise retired_while_read(runs.source.home, head, ref, error=InvalidInput) from fault
+                raise retired_while_read(source, ref, error=InvalidInput) from fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,14 +387,15 @@ def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lin
     raise RunLogError(f"{source.home.uri}: no entry of the log committed {ref.path}, although it is retained")
 
 
-def _retained(head: Head, at_step: int | None) -> CheckpointRef | None:
+def _restorable(source: RunLog, head: Head, at_step: int | None) -> CheckpointRef | None:
     if at_step is None:
         return head.tip
-    return next((ref for ref in reversed(head.retained) if ref.step == at_step), None)
+    of_head = next((ref for ref in reversed(head.retained) if ref.step == at_step), None)
+    return of_head or next((ref for ref in reversed(restorable(source, head)) if ref.step == at_step), None)
 
 
 def _no_such_step(source: RunLog, head: Head | None, at_step: int | None) -> InvalidInput:
-    steps = ", ".join(str(step) for step in sorted({ref.step for ref in head.retained})) if head else ""
+    steps = ", ".join(str(step) for step in sorted({ref.step for ref in restorable(source, head)})) if head else ""
     if not steps:
         return InvalidInput(f"{source.home.uri} has no checkpoint to fork; train it first")
     return InvalidInput(

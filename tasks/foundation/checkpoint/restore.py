@@ -12,8 +12,8 @@ from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, rea
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
 from tasks.foundation.contracts.identity import SIGNATURE
 from tasks.foundation.errors import DamagedCheckpoint
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.model.variables import Leaf, components
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import require_same_signature, signature_digest, stored_name
 from tasks.foundation.state.host_state import read_host_state
 from tasks.foundation.state.replicas import read_returned_means, stored_means

@@ -14,12 +14,13 @@ from typing import Protocol
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.identity import recorded_callbacks
-from tasks.foundation.contracts.log_entry import Body, Head, Retire, Rewind
+from tasks.foundation.contracts.log_entry import Body, Head, Retained, Retire, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NothingToRestore, StorageError
+from tasks.foundation.log.appends import evaluates_beside, overdue_evaluation, quarantine, rewind
+from tasks.foundation.log.history import kept_for_good
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import listed
-from tasks.foundation.runlog.commits import evaluates_beside, overdue_evaluation, quarantine, rewind
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage, discard, is_postponed
 from tasks.foundation.storage.transfers import parallel_map
 from tasks.foundation.telemetry.events import Note, Sink
@@ -48,7 +49,7 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery:
-    """Keeps checkpoints at multiples of `steps`."""
+    """Keeps checkpoints at multiples of `steps`, for good."""
 
     steps: int
 
@@ -92,7 +93,7 @@ class KeepVerified:
 
     def keeps(self, head: Head) -> set[str]:
         """Path of that checkpoint, if one was read whole after its commit."""
-        return {read.path for read in head.read_whole[-1:]}
+        return set(head.read[-1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,24 @@ def retention_policies(spec: RunSpec) -> tuple[RetentionPolicy, ...]:
     if evaluates_beside(spec):
         policies.append(KeepOverdue(spec))
     return tuple(policies)
+
+
+def kept_for_good_now(head: Head, policies: Sequence[RetentionPolicy]) -> tuple[Retained, ...]:
+    """The checkpoints that leave the head: they are kept for good, and no other policy has to decide about them.
+
+    One that a rewind may drop stays: a rewind goes back to one of the two borders that `KeepBorders` keeps.
+    """
+    for_good = set().union(*(policy.keeps(head) for policy in policies if isinstance(policy, KeepEvery)))
+    others = set().union(*(policy.keeps(head) for policy in policies if not isinstance(policy, KeepEvery)))
+    others |= KeepBestEvaluated().keeps(head)  # a later evaluation is compared with it
+    borders = set().union(*(policy.keeps(head) for policy in policies if isinstance(policy, KeepBorders)))
+    found = []
+    for each in head.checkpoints:
+        if each.ref.path in borders:
+            break
+        if each.ref.path in for_good - others:
+            found.append(each)
+    return tuple(found)
 
 
 def files_to_delete(home: Storage, head: Head | None) -> dict[str, tuple[str, ...]]:
@@ -192,7 +211,8 @@ def apply_retention(
         paths = tuple(ref.path for ref in newest.retained if ref.path not in kept)
         still_listed = {old.path for old in newest.retired}
         gone = tuple(path for path in deleted if path in still_listed)
-        return Retire(paths=paths, deleted=gone) if paths or gone else None
+        good = kept_for_good_now(newest, policies)
+        return Retire(paths=paths, deleted=gone, kept=good) if paths or gone or good else None
 
     steps: list[Callable[[], object]] = [lambda: log.write_hint(head.number)]
     if decide(head) is not None:
@@ -224,6 +244,9 @@ def _delete_garbage(log: RunLog) -> bool:
         return False
     named = {ref.path for ref in (*head.retained, *head.quarantined)} | {old.path for old in head.retired}
     staged = [folder for folder in folders - named if base_in_folder_name(folder) is not None]
+    if staged:
+        kept = {each.ref.path for each in kept_for_good(log, head, blocks="written")}
+        staged = [folder for folder in staged if folder not in kept]
     garbage = [folder for folder in staged if base_in_folder_name(folder) != head.base]
     deleted = [discard(log.home, folder, now=head.commits) for folder in garbage]
     return len(staged) == sum(deleted)
@@ -234,8 +257,8 @@ def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verif
 
     A checkpoint that this process reads ahead is not asked about: `restore` compares all its bytes with the manifest.
 
-    If every retained checkpoint is damaged, none is quarantined. So the run can continue once the files are restored
-    from a backup.
+    If every retained checkpoint is damaged, also of those that are kept for good, none is quarantined. So the run can
+    continue once the files are restored from a backup.
 
     Args:
         log: the run's.
@@ -258,20 +281,26 @@ def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verif
         reason = find_damage(log.home, head.tip, read_bytes=verify_bytes)
         if reason is None:
             return head
-        older = reversed(head.retained[:-1])
-        trained = any(ref.step > 0 for ref in (*head.retained, *head.quarantined))
-        if trained and all(find_damage(log.home, ref, read_bytes=verify_bytes) is not None for ref in older):
+        kept = {each.ref.path: each for each in kept_for_good(log, head)}
+        older = sorted((*head.retained[:-1], *(each.ref for each in kept.values())), key=lambda ref: ref.base)
+        whole = (ref for ref in reversed(older) if find_damage(log.home, ref, read_bytes=verify_bytes) is None)
+        newest_whole = next(whole, None)
+        trained = any(ref.step > 0 for ref in (*older, head.tip, *head.quarantined))
+        if trained and newest_whole is None:
             raise NothingToRestore(
                 f"{log.home.uri}: every retained checkpoint is damaged: "
-                f"{listed([ref.path for ref in head.retained])}. Restore their files from a backup, or start a run "
-                f"of another name ({reason})"
+                f"{listed([ref.path for ref in (*older, head.tip)])}. Restore their files from a backup, or start a "
+                f"run of another name ({reason})"
             )
         telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))
-        quarantine(log, head.tip, reason, attempt=attempt)
+        adopted = None if newest_whole is None else kept.get(newest_whole.path)
+        if adopted is not None and any(ref.base > adopted.ref.base for ref in head.retained[:-1]):
+            adopted = None  # a damaged one comes before it, and is quarantined next
+        quarantine(log, head.tip, reason, attempt=attempt, adopted=adopted)
 
 
 def rewind_run(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, telemetry: Sink) -> None:
-    """Log a rewind, see `runlog.commits.rewind`. Only the chief calls it.
+    """Log a rewind, see `log.appends.rewind`. Only the chief calls it.
 
     Args:
         log: the run's.

@@ -33,9 +33,9 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import AcceleratorLost, BlowUp, DamagedCheckpoint, NonFinite, StaleWriter, StorageError
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, beside
 from tasks.foundation.telemetry.events import Committed, Sink
 

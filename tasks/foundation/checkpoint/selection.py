@@ -6,7 +6,8 @@ from typing import Literal, TypeVar
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.history import restorable
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 
 _Read = TypeVar("_Read")
@@ -24,7 +25,8 @@ def select_checkpoint(home: Storage, step: int | Literal["best"] | None, *, erro
         BatonError: `error`, if the run does not retain such a checkpoint; lists those it retains.
         RunLogError: the log cannot be read.
     """
-    head = RunLog(home).head()
+    log = RunLog(home)
+    head = log.head()
     if head is None:
         raise error(f"{home.uri}: no run is there")
     if step == "best":
@@ -35,8 +37,10 @@ def select_checkpoint(home: Storage, step: int | Literal["best"] | None, *, erro
         return head.best.checkpoint
     found = [ref for ref in head.retained if step is None or ref.step == step]
     if not found:
+        found = [ref for ref in restorable(log, head) if step is None or ref.step == step]
+    if not found:
         wanted = "checkpoint" if step is None else f"checkpoint at step {step}"
-        raise error(f"{home.uri} retains no {wanted}; it has: {retained_steps(head)}")
+        raise error(f"{home.uri} retains no {wanted}; it has: {restorable_steps(log, head)}")
     return found[-1]
 
 
@@ -70,22 +74,22 @@ def read_selected(
         try:
             return read(ref)
         except (DamagedCheckpoint, FileMissing) as fault:
-            head = RunLog(home).require_head()
-            if ref in head.retained:
+            log = RunLog(home)
+            if ref in restorable(log, log.require_head()):
                 raise
             if isinstance(step, int):
-                raise retired_while_read(home, head, ref, error=error) from fault
+                raise retired_while_read(log, ref, error=error) from fault
             ref = select_checkpoint(home, step, error=error)
 
 
-def retired_while_read(home: Storage, head: Head, ref: CheckpointRef, *, error: type[BatonError]) -> BatonError:
+def retired_while_read(log: RunLog, ref: CheckpointRef, *, error: type[BatonError]) -> BatonError:
     """The error for a checkpoint that was selected by its step and retired while it was being read."""
     return error(
-        f"{home.uri}: the checkpoint at step {ref.step} was retired while it was being read, because the run went on; "
-        f"it now has: {retained_steps(head)}. Name one of these steps, or none for the newest"
+        f"{log.home.uri}: the checkpoint at step {ref.step} was retired while it was being read, because the run went "
+        f"on; it now has: {restorable_steps(log, log.require_head())}. Name one of these steps, or none for the newest"
     )
 
 
-def retained_steps(head: Head) -> str:
-    """The steps of the retained checkpoints, separated by commas; "none" if there are none."""
-    return ", ".join(str(ref.step) for ref in head.retained) or "none"
+def restorable_steps(log: RunLog, head: Head) -> str:
+    """The steps of the checkpoints that can be restored, separated by commas; "none" if there are none."""
+    return ", ".join(str(ref.step) for ref in restorable(log, head)) or "none"

@@ -29,9 +29,9 @@ from tasks.foundation.contracts.checkpoint import (
     checkpoint_folder,
 )
 from tasks.foundation.errors import FileMissing, NonFinite, RunLogError, StorageError
-from tasks.foundation.runlog.commits import stale_writer
-from tasks.foundation.runlog.completeness import require_entry
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import stale_writer
+from tasks.foundation.log.files import require_entry
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
 from tasks.foundation.storage.base import FileStat, Storage, discard

@@ -171,13 +171,6 @@ class CheckpointRef(Contract):
         return not self.manifest_digest
 
 
-class WholeRead(Contract):
-    """A checkpoint that a process has read whole after its commit, and found as it was written."""
-
-    path: CheckpointPath
-    time: str = Field(description="when, UTC, ISO 8601; informational, decides nothing")
-
-
 def manifest_digest(data: bytes) -> str:
     """The sha256 of a manifest's bytes."""
     return hashlib.sha256(data).hexdigest()

@@ -21,7 +21,7 @@ import shlex
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError, WrapValidator
@@ -373,58 +373,12 @@ def _refusal(words: str) -> PydanticCustomError:
     return PydanticCustomError("identity", "{words}", {"words": words})
 
 
-class LazyIdentity(Mapping[str, Any]):
-    """The recorded identity. Its digests are known, and the first look at a key reads the rest.
-
-    Attributes:
-        digest: of the whole identity, see `digest_of`.
-        in_run_file: of the keys that stand in the run file.
-    """
-
-    def __init__(self, read: Callable[[], Mapping[str, Any]], *, digest: str, in_run_file: str) -> None:
-        """Read nothing yet.
-
-        Args:
-            read: returns the identity; it may raise `RunLogError`.
-            digest: of the identity.
-            in_run_file: of its keys in the run file.
-        """
-        self._read = read
-        self.digest = digest
-        self.in_run_file = in_run_file
-
-    @cached_property
-    def _value(self) -> Mapping[str, Any]:
-        return self._read()
-
-    def __getitem__(self, key: str) -> Any:
-        return self._value[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._value)
-
-    def __len__(self) -> int:
-        return len(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, LazyIdentity) and other.digest == self.digest:
-            return True
-        return super().__eq__(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return the sha256 of JSON with sorted keys, the first 32 digits."""
     return hashlib.sha256(json.dumps(dict(values), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def _validated(value: Any, handler: Callable[[Any], Any]) -> Any:
-    if isinstance(value, LazyIdentity):
-        return value
     identity = dict(handler(value))
     require_types(identity)
     return identity
@@ -466,18 +420,6 @@ def _as_float32(value: float) -> float:
     except OverflowError:  # larger than the largest float32
         return math.nan
 
-
-_IN_RUN_FILE = (
-    "data.window_shards",
-    "train.seed",
-    "train.global_batch_size",
-    "train.drop_remainder",
-    "train.accumulate",
-    "train.precision",
-    "train.class_weight",
-    "init.weights",
-    "init.freeze",
-)
 
 _ABSENT = "absent"
 _SHOWN = 6
@@ -542,26 +484,6 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     identity |= {key: None for key, reference in spec.data.transform_of_key.items() if reference is None}
     # The identity of callbacks and transforms is their code, which is read when the model is built.
     return identity if spec.train.callbacks else identity | {CALLBACKS: None}
-
-
-def part_in_run_file(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of a recorded identity what follows from the run file that it is from.
-
-    What is not set leaves no trace.
-    """
-    part = {key: identity[key] for key in _IN_RUN_FILE if key in identity}
-    part |= {MIXTURE: identity[MIXTURE]} if identity.get(MIXTURE) is not None else {}
-    part |= {SHUFFLE: False} if identity.get(SHUFFLE) is False else {}
-    part |= {key: True for key in TRANSFORMS if identity.get(key) is not None}
-    return part if identity.get(CALLBACKS, "") is not None else part | {CALLBACKS: None}
-
-
-def is_as_in_run_file(recorded: Mapping[str, Any], spec: RunSpec) -> bool:
-    """Whether the recorded identity is known to be that of a run file, by its digest alone; False: compare them."""
-    if not isinstance(recorded, LazyIdentity):
-        return False
-    identity = {**identity_in_run_file(spec), **spec.data.transform_of_key}
-    return recorded.in_run_file == digest_of(part_in_run_file(identity))
 
 
 def _mixture(data: DataSpec) -> dict[str, Any] | None:

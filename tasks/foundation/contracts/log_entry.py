@@ -3,17 +3,16 @@
 What a training segment was asked for and gave is here too, because a commit holds its rows and its times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract, DatasetPath
-from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport, WholeRead
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import AS_IDENTITY
-from tasks.foundation.contracts.long_list import AS_LONG_LIST
 from tasks.foundation.contracts.run_spec import EpochLength, KeepBest, RunSpec
 
 # Sums of them are finite too.
@@ -33,9 +32,7 @@ class MetricRow(Contract):
 
     step: int = Field(ge=1)
     metrics: dict[str, float]
-    learning_rate: float | None = Field(
-        default=None, description="what the optimizer uses next; None: not known, as in rows of earlier versions"
-    )
+    learning_rate: float | None = Field(default=None, description="what the optimizer uses next; None: not known")
 
 
 class WorkerStats(Contract):
@@ -101,8 +98,8 @@ class SegmentResult(Contract):
         default=None, description="the checkpoint that the process is still writing; only within this process"
     )
 
-    read_whole: tuple[WholeRead, ...] = Field(
-        default=(), description="what the process has read whole, and no entry says; the commit says it"
+    read: tuple[CheckpointPath, ...] = Field(
+        default=(), description="checkpoints that the process has read whole; the commit says it"
     )
 
     def landed(self, staged: CheckpointRef) -> "SegmentResult":
@@ -115,11 +112,10 @@ class SegmentResult(Contract):
         return cls(staged=None, parent=request.start.path, exit_reason="superseded", history=(), examples=0, seconds={})
 
 
-# Of an entry that was read, it is read from its file when it is needed.
 Identity = Annotated[Mapping[str, Any], *AS_IDENTITY]
-# Logs of earlier versions do not have them.
+# Of a process; some systems do not say them.
 _ENVIRONMENT_OF_PROCESS = ("processor", "cpu_features", "variables")
-_READ_WHOLE = "retained checkpoints that the writer has read whole, restoring or re-reading them, and no entry says"
+_READ = "retained checkpoints that the writer has read whole after their commit, and no entry says"
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
 
@@ -147,8 +143,7 @@ class Environment(Contract):
     hash_seed: int | None = Field(
         default=None,
         ge=0,
-        description="PYTHONHASHSEED of the process that began the run, which all others have; None: not known, as in "
-        "runs of earlier versions",
+        description="PYTHONHASHSEED of the process that began the run, which all others have; None: not known",
     )
     processor: str | None = Field(default=None, description="its name, family, model and stepping; None: not known")
     cpu_features: str | None = Field(
@@ -196,10 +191,7 @@ class Lineage(Contract):
     step: int = Field(ge=0)
     state_digest: str
     entry: int = Field(ge=0, description="number of the entry in the other run's log that committed it")
-    parent: "Lineage | None" = Field(
-        default=None,
-        description="what the other run was forked from; None too in forks by earlier versions",
-    )
+    parent: "Lineage | None" = Field(default=None, description="what the other run was forked from")
 
     @property
     def generations(self) -> "tuple[Lineage, ...]":
@@ -241,10 +233,8 @@ class Commit(Contract):
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one per host, in order of the hosts")
     traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
     initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
-    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
-    target: int | None = Field(
-        default=None, description="the step to train to; informational; None: not known, as in logs of earlier versions"
-    )
+    read: tuple[CheckpointPath, ...] = Field(default=(), description=_READ)
+    target: int | None = Field(default=None, description="the step to train to; informational; None: not known")
 
     @property
     def ends_a_segment(self) -> bool:
@@ -273,26 +263,42 @@ class Commit(Contract):
             seconds=result.seconds,
             workers=result.workers,
             traced=result.traced,
-            read_whole=result.read_whole,
+            read=result.read,
             target=target,
         )
 
 
+class Retained(Contract):
+    """A checkpoint that can be restored, and what retention and evaluation ask about it."""
+
+    ref: CheckpointRef
+    evaluated: bool = False
+    tested: bool = Field(default=False, description="evaluated on the test set")
+    border: bool = Field(default=False, description="it lies on a segment border, where a rewind may go back to")
+    read: bool = Field(default=False, description="a restore or an evaluation has read it whole after its commit")
+
+
 class Quarantine(Contract):
-    """A retained checkpoint is damaged. If it is the tip, the retained checkpoint before it becomes the tip."""
+    """A retained checkpoint is damaged. If it is the tip, the newest one before it becomes the tip."""
 
     kind: Literal["quarantine"] = "quarantine"
     path: CheckpointPath
     reason: str
+    adopted: Retained | None = Field(
+        default=None, description="the new tip, if it is one that was kept for good: it comes back into the head"
+    )
 
 
 class Retire(Contract):
-    """Checkpoints are no longer needed (`paths`), or their files have been deleted (`deleted`)."""
+    """Checkpoints are no longer needed (`paths`), or their files have been deleted (`deleted`).
+
+    Others are kept for good, and nothing decides about them any more: they leave the head (`kept`).
+    """
 
     kind: Literal["retire"] = "retire"
     paths: tuple[CheckpointPath, ...]
     deleted: tuple[CheckpointPath, ...]
-    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
+    kept: tuple[Retained, ...] = Field(default=(), description="found in the history from now on")
 
 
 class Evaluation(Contract):
@@ -308,7 +314,7 @@ class Evaluation(Contract):
         default="validation",
         description="the set; test only in the answer of the stage, the log has EvaluationOnTest",
     )
-    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
+    read: tuple[CheckpointPath, ...] = Field(default=(), description=_READ)
 
 
 class EvaluationOnTest(Contract):
@@ -324,10 +330,8 @@ class EvaluationOnTest(Contract):
     examples: int
     seconds: FiniteSeconds
     content_digest: str = Field(description="of the test set")
-    folder: DatasetPath | None = Field(
-        default=None, description="datasets/<digest> of the test set; None: the entry is older than this key"
-    )
-    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
+    folder: DatasetPath | None = Field(default=None, description="datasets/<digest> of the test set")
+    read: tuple[CheckpointPath, ...] = Field(default=(), description=_READ)
 
 
 class Rewind(Contract):
@@ -392,37 +396,78 @@ class Finished(Contract):
     reason: str
 
 
-class Head(Contract):
-    """The folded state of the newest entry."""
+class SetIn(Contract):
+    """Which entry set the identity or the environment."""
 
-    number: int = Field(ge=0, description="number of the entry that has this state")
+    entry: int = Field(ge=0, description="its number")
+    digest: str = Field(pattern=r"^[0-9a-f]{32}$", description="sha256 of the JSON with sorted keys, the first digits")
+
+
+class _State(Contract):
+    """The folded state, without what is as large as the model."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
     base: int = Field(ge=0, description="number of the entry that last moved the tip or changed the run's identity")
     commits: int = Field(ge=0, description="checkpoints committed so far")
-    tip: CheckpointRef | None
-    retained: Annotated[Sequence[CheckpointRef], *AS_LONG_LIST] = Field(
-        description="can be restored; in order of commit, the last is the tip"
+    checkpoints: tuple[Retained, ...] = Field(
+        default=(), alias="retained", description="in order of commit; the last is the tip"
     )
-    retired: tuple[Retired, ...]
-    quarantined: tuple[CheckpointRef, ...]
-    best: Best | None
-    evaluated: Annotated[Sequence[CheckpointPath], *AS_LONG_LIST] = Field(
-        description="paths of the retained checkpoints that have been evaluated, in any order"
-    )
-    borders: Annotated[Sequence[CheckpointPath], *AS_LONG_LIST] = Field(
-        default=(), description="paths of the retained checkpoints at segment borders"
-    )
-    tested: tuple[CheckpointPath, ...] = Field(
-        default=(), description="paths of the retained checkpoints that have been evaluated on the test set"
-    )
-    read_whole: tuple[WholeRead, ...] = Field(
-        default=(), description="of the retained checkpoints that were read whole after their commit, the newest two"
-    )
-    skipped_batches: int = Field(ge=0)
+    kept_for_good: int = Field(default=0, ge=0, description="how many checkpoints are named by the history alone")
+    retired: tuple[Retired, ...] = ()
+    quarantined: tuple[CheckpointRef, ...] = ()
+    best: Best | None = None
+    skipped_batches: int = Field(default=0, ge=0)
     rewinds: int = Field(default=0, ge=0, description="rewinds in a row without getting past `blown_up_at`")
     blown_up_at: int | None = None
     finished: Finished | None = Field(default=None, description="set if the run ended before its target")
+
+    @property
+    def retained(self) -> tuple[CheckpointRef, ...]:
+        """The checkpoints that can be restored, in order of commit."""
+        return tuple(each.ref for each in self.checkpoints)
+
+    @property
+    def tip(self) -> CheckpointRef | None:
+        """The checkpoint that the run continues from: the last of them."""
+        return self.checkpoints[-1].ref if self.checkpoints else None
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Paths of those that have been evaluated."""
+        return tuple(each.ref.path for each in self.checkpoints if each.evaluated)
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """Paths of those that have been evaluated on the test set."""
+        return tuple(each.ref.path for each in self.checkpoints if each.tested)
+
+    @property
+    def borders(self) -> tuple[str, ...]:
+        """Paths of those at segment borders."""
+        return tuple(each.ref.path for each in self.checkpoints if each.border)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Paths of those that were read whole after their commit."""
+        return tuple(each.ref.path for each in self.checkpoints if each.read)
+
+
+class Head(_State):
+    """The folded state of the newest entry, with the identity and the environment that other entries may have set."""
+
+    number: int = Field(ge=0, description="number of the entry that has this state")
+    identity_in: SetIn
+    environment_in: SetIn
     identity: Identity
     environment: Environment
+
+
+class StoredHead(_State):
+    """The folded state as a file has it: of constant size, whatever the model and however long the run."""
+
+    identity: SetIn
+    environment: SetIn
 
 
 class WeightsOrigin(Contract):
@@ -464,10 +509,8 @@ class Totals(Contract):
     undone_seconds: FiniteSeconds = Field(
         default=0.0, description="of training that was committed, and is not in the lineage"
     )
-    epoch: EpochLength | None = Field(default=None, description="None in logs of earlier versions")
-    last_commit: str | None = Field(
-        default=None, description="time of the newest commit; None too in logs of earlier versions"
-    )
+    epoch: EpochLength | None = Field(default=None, description="None: not known")
+    last_commit: str | None = Field(default=None, description="time of the newest commit")
     target: int | None = Field(
         default=None, description="the step to train to, by the newest commit that says it; None if none does"
     )
@@ -476,13 +519,24 @@ class Totals(Contract):
     )
 
 
-class Entry(Contract):
-    """One file of the log."""
-
+class _Entry(Contract):
     format: Literal[1] = 1
     number: int = Field(ge=0)
     time: str = Field(description="UTC, ISO 8601; informational, decides nothing")
     attempt: AttemptId = Field(description="the writer's attempt id: a uuid4 made in the writing process")
     body: Body
-    head: Head
     totals: Totals | None = Field(default=None, description="None: the history has to be read")
+
+
+class Entry(_Entry):
+    """An entry of the log."""
+
+    head: Head
+
+
+class StoredEntry(_Entry):
+    """One file of the log."""
+
+    model_config = ConfigDict(title="Entry")
+
+    head: StoredHead

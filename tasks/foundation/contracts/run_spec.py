@@ -461,13 +461,6 @@ class CheckpointSpec(Contract):
         description="with every_seconds: auto, the largest share of the time that commits within a segment may cost; "
         "more than 0, at most 1",
     )
-    verify: Annotated[
-        Literal["commit", "background"], operational("says how often checkpoints are read, not what is computed")
-    ] = Field(
-        default="commit",
-        description="commit: the files of a checkpoint are verified when it is committed; background: retained "
-        "checkpoints are also read again while the training goes on, and damaged ones are quarantined",
-    )
 
 
 class EvaluateSpec(Contract):

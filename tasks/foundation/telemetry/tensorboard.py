@@ -17,7 +17,7 @@ from datetime import datetime
 from tasks.foundation.contracts.checkpoint import step_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.transfers import masked_crc32c
 
 

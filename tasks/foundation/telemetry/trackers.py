@@ -37,10 +37,10 @@ from tasks.foundation.contracts.run_spec import (
     needs_examples,
 )
 from tasks.foundation.errors import FileTooLarge
+from tasks.foundation.log.history import History, history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.runlog.history import History, history_of
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.tensorboard import training_curves

@@ -25,7 +25,7 @@ from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.identity import identity_in_run_file
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.foundation.checkpoint.cadence import young_interval
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.losses import Losses
+from tasks.foundation.log.attempts import Losses
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.environments import Baton, peer_python

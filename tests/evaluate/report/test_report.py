@@ -32,9 +32,9 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import NoSuchRun
-from tasks.foundation.runlog.commits import commit, quarantine
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.clock import NOON
 from tests.support.ledger_records import record_of

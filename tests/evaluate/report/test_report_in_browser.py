@@ -9,8 +9,8 @@ import pytest
 
 from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.log_entry import MetricRow
-from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, committing, evaluation, head_of, stage

@@ -9,8 +9,8 @@ from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
 from tasks.foundation.contracts.log_entry import Change, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.small_logs import ENVIRONMENT
 

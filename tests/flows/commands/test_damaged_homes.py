@@ -18,7 +18,7 @@ from flows.opened_run import open_run
 from flows.verification import Damage, verify_home
 from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
 from tasks.foundation.errors import AnotherVersion
-from tasks.foundation.runlog.entry_paths import entry_path
+from tasks.foundation.log.files import entry_path
 from tests.support.fake_run import DATASET, FakeRun
 from tests.support.small_logs import signed
 
@@ -64,7 +64,7 @@ def change(run: FakeRun, old: str, new: str) -> str:
 
 
 CHANGES = {
-    "a thread more": ('"intra_op_threads":2', '"intra_op_threads":3'),
+    "another environment": ('"environment":{"entry":0', '"environment":{"entry":1'),
     "another best": ('"value":0.5', '"value":0.7'),
     "more commits": ('"commits":4', '"commits":5'),
     "another state digest": (f'"state_digest":"{300:064x}"', f'"state_digest":"{301:064x}"'),
@@ -89,7 +89,7 @@ def test_no_verb_believes_a_changed_entry(run: FakeRun, capsys: pytest.CaptureFi
 
 def test_what_the_message_says_continues_the_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     before = run.log.entry(run.head.number - 1).head
-    path = change(run, *CHANGES["a thread more"])
+    path = change(run, *CHANGES["more commits"])
     assert main(["status", run.address]) == 4
     err = capsys.readouterr().err
     assert "hint: restore the file from a backup" in err

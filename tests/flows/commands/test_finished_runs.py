@@ -14,7 +14,7 @@ from flows.commands.run import print_summary
 from flows.facts import RunFacts
 from flows.opened_run import Goal, Run
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.runlog.commits import finish
+from tasks.foundation.log.appends import finish
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Silent
 from tests.support.fake_run import FakeRun

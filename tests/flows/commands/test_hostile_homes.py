@@ -20,9 +20,9 @@ from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.dataset.manifest import read_manifest as read_dataset_manifest
 from tasks.foundation.dataset.shards import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing
-from tasks.foundation.runlog.entry_paths import entry_path
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.stage_results import handed_on, take_answer
+from tasks.foundation.log.files import entry_path
+from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.stage_results import handed_on, take_answer
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tests.support.fake_run import DATASET

@@ -13,8 +13,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.home_files import SAVED_CODE
-from tasks.foundation.runlog.entry_codec import with_digest
-from tasks.foundation.runlog.entry_paths import entry_path
+from tasks.foundation.log.files import entry_path, with_digest
 from tests.support.fake_run import DATASET, FakeRun
 from tests.support.light_verbs import VERBS, run_light_verbs
 

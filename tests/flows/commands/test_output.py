@@ -19,7 +19,7 @@ from flows.evaluating import FreshEvaluation
 from flows.result import RelayResult
 from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.contracts.log_entry import MetricRow
-from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.log.appends import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
 from tests.support.terminal import COLOR_VARIABLES, shown_by

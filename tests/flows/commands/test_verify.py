@@ -12,11 +12,14 @@ from typing import Any, Literal
 import pytest
 
 from flows.commands.main import main
+from flows.opened_run import open_run
+from flows.verification import verify_home
+from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
 from tasks.foundation.contracts.dataset import content_digest
 from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
 from tasks.foundation.contracts.log_entry import EvaluationOnTest
 from tasks.foundation.dataset.manifest import read_manifest
-from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.log.appends import quarantine
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
 from tests.support.small_logs import signed
@@ -313,3 +316,32 @@ def test_a_single_bad_read_is_not_damage(
     code, _ = verify(run, capsys)
     assert wrong
     assert code == 0
+
+
+def test_damaged_checkpoints_but_the_tip_are_quarantined_if_asked(run: FakeRun) -> None:
+    run.train(400)
+    _, older, tip = run.head.retained[-3:]
+    for ref in (older, tip):
+        flip_a_byte(run.path(f"{ref.path}/ckpt.index"))
+    base = run.head.base
+    opened = open_run(run.address, None)
+    assert len(verify_home(opened).damages) == 2
+    assert run.head.quarantined == ()
+    found = {each.file: each.what for each in verify_home(opened, quarantine=True).damages}
+    assert found[f"{older.path}/ckpt.index"].endswith("; the checkpoint is quarantined now")
+    assert "quarantined" not in found[f"{tip.path}/ckpt.index"]
+    assert (run.head.quarantined, run.head.tip, run.head.base) == ((older,), tip, base)
+
+
+def test_checkpoints_that_are_kept_for_good_are_read(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (400, 500):
+        run.train(step)
+        apply_retention(run.log, [KeepLast(1), KeepEvery(200)], attempt="keeper")
+    assert [ref.step for ref in run.head.retained] == [500]
+    assert run.head.kept_for_good == 3
+    code, found = verify(run, capsys)
+    assert (code, found["checkpoints"]) == (0, 4)
+    kept = next(folder for folder in run.path("checkpoints").iterdir() if folder.name.startswith("00000200"))
+    flip_a_byte(kept / "ckpt.index")
+    code, found = verify(run, capsys)
+    assert (code, [each["file"] for each in found["damages"]]) == (4, [f"checkpoints/{kept.name}/ckpt.index"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.home_files import saved_code_path
-from tasks.foundation.runlog.entry_paths import entry_path
+from tasks.foundation.log.files import entry_path
 from tests.support.hostile_homes import ESCAPES, KINDS, HostileHome
 from tests.support.light_verbs import VERBS, Outcome, run_light_verbs_on
 

@@ -18,9 +18,9 @@ from flows.with_prefect.artifacts import Artifact, ArtifactPublisher, CommitTabl
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.runlog.commits import commit, quarantine, rewind
-from tasks.foundation.runlog.history import commit_of, history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine, rewind
+from tasks.foundation.log.history import commit_of, history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training

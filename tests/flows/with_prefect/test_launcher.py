@@ -26,9 +26,9 @@ from tasks.foundation.contracts.stage_calls import (
     unpack,
 )
 from tasks.foundation.errors import AcceleratorError, DamagedCheckpoint, InvalidInput, ModelError
+from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.stage_results import hand_on, handed_on, write_answer
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.stage_results import hand_on, handed_on, write_answer
 from tasks.stages import PREPARE_DATA
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import (

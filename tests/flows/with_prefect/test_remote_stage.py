@@ -28,8 +28,8 @@ from tasks.foundation.errors import (
     StepFailed,
     StorageError,
 )
+from tasks.foundation.log.stage_results import write_error
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.runlog.stage_results import write_error
 from tests.support.fake_prefect_api import DATASET, Api, LauncherHarness, answers, ends, run_with_code, staged
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of

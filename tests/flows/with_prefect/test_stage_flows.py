@@ -27,11 +27,11 @@ from tasks.foundation.contracts.stage_calls import (
     pack,
 )
 from tasks.foundation.errors import AcceleratorLost, NonFinite
+from tasks.foundation.log.attempts import read_attempts
+from tasks.foundation.log.stage_results import find_segment, take_error
 from tasks.foundation.machine import devices
 from tasks.foundation.machine.hang import HangWatch
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.stage_results import find_segment, take_error
 from tasks.foundation.stage import Place
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.ledger import Ledger

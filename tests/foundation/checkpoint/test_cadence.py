@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.foundation.checkpoint.cadence import SHORTEST_SECONDS, CommitCadence, young_interval
 from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.runlog.losses import PRIOR_SECONDS, Losses
+from tasks.foundation.log.attempts import PRIOR_SECONDS, Losses
 from tests.support.clock import FakeClock
 
 COSTS = st.floats(0, 1e4)

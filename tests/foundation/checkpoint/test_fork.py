@@ -12,8 +12,8 @@ from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.log_entry import Change, Commit, Origin, Rewind
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, InvalidInput, RunLogError, StorageError
-from tasks.foundation.runlog.commits import commit, quarantine
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage

@@ -25,7 +25,7 @@ def far(memory: MemoryStorage) -> Any:
 
 
 def tip_of(home: Any) -> CheckpointRef:
-    from tasks.foundation.runlog.log import RunLog
+    from tasks.foundation.log.log import RunLog
 
     tip = head_of(RunLog(home)).tip
     assert tip is not None
@@ -62,7 +62,7 @@ def test_another_checkpoint_is_downloaded(far: Any, memory: MemoryStorage, tmp_p
 
 
 def begin_again(memory: MemoryStorage) -> Any:
-    from tasks.foundation.runlog.log import RunLog
+    from tasks.foundation.log.log import RunLog
 
     return RunLog(memory)
 

@@ -9,8 +9,8 @@ from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, StaleWriter, StorageError
-from tasks.foundation.runlog.commits import commit, quarantine
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Silent
 from tests.support.counting_storage import Counting

@@ -10,8 +10,8 @@ from tasks.foundation.checkpoint.snapshot import take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.newest_entry import Hint
+from tasks.foundation.log.files import Hint
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs

@@ -18,10 +18,10 @@ from tasks.foundation.checkpoint.retention import (
 from tasks.foundation.contracts.log_entry import Change, Head, Retire
 from tasks.foundation.contracts.run_spec import CheckpointSpec, KeepBest, RunSpec
 from tasks.foundation.errors import StorageError
-from tasks.foundation.runlog.commits import quarantine
-from tasks.foundation.runlog.folding import fold
-from tasks.foundation.runlog.history import commit_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import quarantine
+from tasks.foundation.log.fold import fold
+from tasks.foundation.log.history import commit_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting

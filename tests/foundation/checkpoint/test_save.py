@@ -16,7 +16,7 @@ from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import NonFinite, StaleWriter, StorageError
-from tasks.foundation.runlog.folding import fold
+from tasks.foundation.log.fold import fold
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tests.support.clock import FakeClock
 from tests.support.small_logs import origin, ref

@@ -10,8 +10,8 @@ import pytest
 from tasks.foundation.checkpoint.save import AsyncSaves, wait_for_save
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import AcceleratorLost, NonFinite, StaleWriter
+from tasks.foundation.log.fold import fold
 from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.runlog.folding import fold
 from tests.support.small_logs import origin, ref
 
 LONGEST_SECONDS = 60.0

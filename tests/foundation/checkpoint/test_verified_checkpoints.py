@@ -7,8 +7,8 @@ import pytest
 
 from tasks.foundation.checkpoint.retention import KeepLast, KeepVerified, RetentionPolicy, apply_retention
 from tasks.foundation.contracts.log_entry import Entry, Quarantine, Rewind
-from tasks.foundation.runlog.commits import commit, quarantine_older
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine_older
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
@@ -22,7 +22,7 @@ POLICIES: list[RetentionPolicy] = [KeepLast(1), KeepVerified()]
 def start(store: Storage) -> RunLog:
     """The log of a process that starts: it restores the tip."""
     log = RunLog(store)
-    log.whole_reads.add(head_of(log).retained[-1])
+    log.note_read(head_of(log).retained[-1].path)
     return log
 
 
@@ -39,11 +39,11 @@ def retained(store: Storage) -> list[int]:
 def assert_one_stays(entries: Sequence[Entry]) -> None:
     """Once a checkpoint was read whole, one is retained that was: this one or a newer one."""
     for before, entry in pairwise(entries):
-        reads = [read.path for read in entry.head.read_whole]
+        reads = entry.head.read
         assert set(reads) <= {ref.path for ref in entry.head.retained}
-        if before.head.read_whole and not isinstance(entry.body, Quarantine | Rewind):
+        if before.head.read and not isinstance(entry.body, Quarantine | Rewind):
             assert reads
-            assert reads[-1] >= before.head.read_whole[-1].path, "their names sort by step"
+            assert reads[-1] >= before.head.read[-1], "their names sort by step"
 
 
 def test_restored_one_stays_until_a_newer_one_is_read(store: Storage) -> None:
@@ -53,7 +53,7 @@ def test_restored_one_stays_until_a_newer_one_is_read(store: Storage) -> None:
     log = start(store)
     train_to(log, 30, 40, 50, 60)
     assert retained(store) == [20, 60]
-    log.whole_reads.add(head_of(log).retained[-1])  # a second look
+    log.note_read(head_of(log).retained[-1].path)  # an evaluation
     train_to(log, 70, 80, 90)
     assert retained(store) == [60, 90]
     train_to(start(store), 100, 110)
@@ -68,8 +68,8 @@ def test_damaged_one_gives_way_to_the_one_read_before(store: Storage) -> None:
     for step in (10, 20, 30):
         train(log, step)
         apply_retention(log, policies, attempt="keeper")
-        log.whole_reads.add(head_of(log).retained[-1])
-    assert [read.path for read in head_of(log).read_whole] == [ref.path for ref in head_of(log).retained[:-1]][-2:]
+        log.note_read(head_of(log).retained[-1].path)
+    assert list(head_of(log).read) == [ref.path for ref in head_of(log).retained[:-1]]
     damaged = head_of(log).retained[-2]
     assert quarantine_older(log, damaged, "flipped", attempt="doctor")
     assert not quarantine_older(log, damaged, "flipped", attempt="doctor"), "it is not retained"
@@ -92,7 +92,7 @@ def test_a_rewind_restores_so_it_counts(store: Storage) -> None:
     to = head_of(log).retained[-3]
     assert to.step == 20
     log.append(lambda _: Rewind(to=to, blown_up_at=45, reason="NaN", skip_batches=3), attempt="a")
-    assert head_of(log).read_whole == (), "what was read is not in the lineage any more"
+    assert head_of(log).read == (), "what was read is not in the lineage any more"
     train_to(start(store), 50, 60, 70)
     assert retained(store) == [20, 70]
     assert_one_stays(assert_sound(store))
@@ -119,7 +119,7 @@ def test_a_death_at_any_call_keeps_one_that_was_read(memory: MemoryStorage, effe
         except Died:
             pass
         assert_one_stays(assert_sound(store))
-        assert head_of(RunLog(store)).read_whole
+        assert head_of(RunLog(store)).read
         step = retained(store)[-1]
         train_to(start(store), step + 10, step + 20, step + 30)
         assert retained(store) == [step, step + 30]
@@ -134,7 +134,7 @@ def goes_on(scene: Scene, rival: int) -> Act:
 
     def work(store: Storage) -> None:
         log = RunLog(store)
-        log.whole_reads.add(scene.parent)
+        log.note_read(scene.parent.path)
         staged, parent = scene.rivals[rival], scene.parent.path
         for step in (50, 60):
             entry = commit(log, committing(staged, parent=parent))
@@ -156,7 +156,7 @@ def test_rivals_that_die_keep_one_that_was_read(scene: Scene, memory: MemoryStor
     def check(_: Execution, entries: list[Entry]) -> None:
         assert_one_stays(entries)
         if len(entries) > len(scene.entries):
-            assert entries[-1].head.read_whole
+            assert entries[-1].head.read
 
     def writers(dies_after: int | None) -> list[Writer]:
         return [Writer(goes_on(scene, 0), dies_after=dies_after), Writer(goes_on(scene, 1))]

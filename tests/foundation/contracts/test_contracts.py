@@ -29,10 +29,12 @@ from tasks.foundation.contracts.log_entry import (
     MetricRow,
     Origin,
     Quarantine,
+    Retained,
     Retire,
     Retired,
     SegmentRequest,
     SegmentResult,
+    SetIn,
 )
 from tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec, TrainSpec
 from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
@@ -67,13 +69,13 @@ HEAD = Head(
     number=7,
     base=6,
     commits=2,
-    tip=REF,
-    retained=(REF,),
+    checkpoints=(Retained(ref=REF, evaluated=True),),
     retired=(Retired(path="checkpoints/x", at_commit=1),),
     quarantined=(REF,),
     best=Best(checkpoint=REF, metric="accuracy", mode="max", value=0.99),
-    evaluated=(REF.path,),
     skipped_batches=0,
+    identity_in=SetIn(entry=0, digest="0" * 32),
+    environment_in=SetIn(entry=5, digest="1" * 32),
     identity={"seed": 0, "model": {"layers": [1, 2]}},
     environment=ENVIRONMENT,
 )

@@ -13,8 +13,8 @@ import pytest
 
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.machine.hang import HangWatch, stacks_of_all_threads
-from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Hung, Phase, Training
 from tests.support import forked, hanging_process

@@ -191,7 +191,7 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     from flows.opened_run import Goal, Run, storage_of
     from flows.without_prefect import train
     from tasks.foundation.contracts.run_file import load_run_file
-    from tasks.foundation.runlog.log import RunLog
+    from tasks.foundation.log.log import RunLog
     from tasks.foundation.telemetry.events import Note
     from tasks.train_segment import trainer
     from tests.support.shipped_runs import SHORT, run_file

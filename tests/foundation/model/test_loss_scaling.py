@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.runlog.history import history_of
+from tasks.foundation.log.history import history_of
 from tasks.foundation.telemetry.events import Note
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import in_fresh_process, lab_of, spec_of

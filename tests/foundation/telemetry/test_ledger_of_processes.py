@@ -13,10 +13,9 @@ import pytest
 
 from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
 from tasks.foundation.errors import NoProgress
-from tasks.foundation.runlog.accounting import GOOD, LOST, Account, account_of
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.history import History
-from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.log.accounting import GOOD, LOST, Account, account_of
+from tasks.foundation.log.attempts import read_attempts, require_progress
+from tasks.foundation.log.history import History
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.ledger import heartbeat_interval
 from tests.support.checkout import CHECKOUT

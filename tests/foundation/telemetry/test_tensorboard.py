@@ -17,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tasks.foundation.contracts.log_entry import Entry, MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, StorageError
-from tasks.foundation.runlog.commits import commit, quarantine, rewind
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine, rewind
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry import tensorboard

@@ -9,9 +9,9 @@ import pytest
 from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.runlog.commits import commit, quarantine, rewind
-from tasks.foundation.runlog.history import commit_of, history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.appends import commit, quarantine, rewind
+from tasks.foundation.log.history import commit_of, history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun, TrackingSender
 from tests.support.counting_storage import Counting

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.history import history_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.trackers import TrackedRun
 from tests.foundation.telemetry.test_trackers import evaluate, go_back, train
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 KILLED = """
 import os, sys
 from pathlib import Path
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.trackers import TrackedRun
 from tasks.foundation.telemetry.trackers import WandbTracker

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.contracts.log_entry import Rewind
 from tasks.foundation.errors import WeightsError
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.weights.weight_files import read_run_weights
 from tests.support.lab import Lab, restored

@@ -9,7 +9,7 @@ import pytest
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.log_entry import Environment, Origin
 from tasks.foundation.errors import SourceError
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.log.log import RunLog
 from tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 

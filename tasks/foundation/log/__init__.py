@@ -1,0 +1,1 @@
+"""The commit log of a run: the only truth about what is committed."""
