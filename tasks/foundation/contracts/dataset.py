@@ -108,7 +108,7 @@ class DatasetManifest(Contract):
         default=None, description="set if shards contain records of both parts; None: each shard has one part"
     )
     extremes: tuple[ExtremeValue, ...] = Field(
-        default=(), description="of integer features, and of labels that are one number; earlier versions wrote none"
+        default=(), description="of integer features, and of labels that are one number"
     )
     mixture: Mixture | None = Field(default=None, description="the datasets that it mixes; None: it is one itself")
     warnings: tuple[str, ...] = Field(
@@ -181,7 +181,7 @@ def content_digest(
     digest = hashlib.sha256()
     for part in (features, train, validation):
         for record in part:
-            # Defaults are left out, so that datasets from before a field was added keep their digest.
+            # Defaults are left out, so that a field that is added later changes no digest.
             digest.update(_without_place(record).model_dump_json(exclude_defaults=True).encode() + b"\n")
         digest.update(b"\n")
     if held_out is not None:

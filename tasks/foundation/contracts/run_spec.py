@@ -650,7 +650,7 @@ def with_recorded_examples(spec: RunSpec, identity: Mapping[str, Any]) -> RunSpe
 
 
 def recorded_epoch(identity: Mapping[str, Any]) -> EpochLength | None:
-    """Return the length of an epoch according to a run's identity; None in logs of earlier versions."""
+    """Return the length of an epoch according to a run's identity; None if it does not say."""
     examples, batch = identity.get(TRAIN_EXAMPLES), identity.get("train.global_batch_size")
     if examples is None or batch is None:
         return None

@@ -93,7 +93,7 @@ def require_recorded_contents(
     """Refuse a model that keeps other contents than those that its run was trained with.
 
     Args:
-        identity: the run's, from its log; one of an earlier version has no contents.
+        identity: the run's, from its log.
         model: built.
         reference: the user's name of the model, `model.py:build_model`.
         home: of the run, for the message.
@@ -532,7 +532,7 @@ def require_recorded_transform_contents(
     """Refuse transforms that use other vocabularies, tables or arrays than those of the run.
 
     Args:
-        identity: the run's, from its log; one of an earlier version has no contents.
+        identity: the run's, from its log.
         spec: the run file. What it leaves out of the run's transforms, or adds to them, is not compared.
         code_folder: the run file's folder.
         home: of the run, for the message.

@@ -295,7 +295,7 @@ def callbacks_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
             "code": digests_of_user_code(function, reference),
             "evaluate.every_steps": spec.evaluate.every_steps,
             LOG_EVERY: spec.train.log_every_steps,
-            # Left out by default, as in logs of earlier versions.
+            # Left out where evaluations follow from steps alone.
             **({} if spec.evaluate.every is None else {"evaluate.every": spec.evaluate.every}),
         }
     }
