@@ -32,6 +32,8 @@ from tasks.foundation.storage.local_files import temporary_folder
 _PREFIX = "baton-process-"
 # The folder of each process, by its id: a fork inherits its parent's entry. It is empty until the folder is needed.
 _folders: dict[int, Path] = {}
+_FOLDER = "packages"
+_TENSORFLOW = (b"tensorflow", b"keras")
 
 
 def process_folder() -> Path | None:
@@ -66,10 +68,6 @@ def keep_generated_sources_together() -> None:
         if folder is not None and hasattr(loader, "tempfile"):
             named = partial(tempfile.NamedTemporaryFile, dir=folder)
             loader.tempfile = SimpleNamespace(NamedTemporaryFile=named)
-
-
-_FOLDER = "packages"
-_TENSORFLOW = (b"tensorflow", b"keras")
 
 
 class Import(NamedTuple):

@@ -81,6 +81,18 @@ _RULES: Final = tuple(
 _MAY_BE = re.compile(r"[@=]|key|token|auth|cookie|bearer|basic|pass|pwd|secret", re.IGNORECASE)
 _SECRET_NAME = re.compile(rf"{_NAME}|{_HEADER}", re.IGNORECASE)
 _LOOKS_SECRET = re.compile(_LONG)
+HINT: Final = "hint: "
+_SHOWN = 8
+# Longer lines lose their middle, because the remedy comes last.
+_LINE_CHARACTERS = 1000
+# The limit for other text; long enough for any command or path.
+_SHOWN_CHARACTERS = 4000
+_MIN_COLUMNS, _MAX_COLUMNS = 40, 120
+# Stays on one line with the first word after it, even if that is a long path.
+_LABEL = re.compile(r"^([A-Za-z]{1,12}:) ")
+# Control characters, line separators, direction marks and surrogates: text from a file must not control the terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_NO_BREAK = "\0"
 
 
 def masked(text: str) -> str:
@@ -123,20 +135,6 @@ def names_secret(name: str, value: object) -> bool:
         return False
     is_token = name.lower() == "token" and isinstance(value, str) and _LOOKS_SECRET.fullmatch(value) is not None
     return is_token or _SECRET_NAME.fullmatch(name) is not None
-
-
-HINT: Final = "hint: "
-_SHOWN = 8
-# Longer lines lose their middle, because the remedy comes last.
-_LINE_CHARACTERS = 1000
-# The limit for other text; long enough for any command or path.
-_SHOWN_CHARACTERS = 4000
-_MIN_COLUMNS, _MAX_COLUMNS = 40, 120
-# Stays on one line with the first word after it, even if that is a long path.
-_LABEL = re.compile(r"^([A-Za-z]{1,12}:) ")
-# Control characters, line separators, direction marks and surrogates: text from a file must not control the terminal.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-_NO_BREAK = "\0"
 
 
 def message(headline: str, *, details: Sequence[str] = (), hints: Sequence[str] = ()) -> str:

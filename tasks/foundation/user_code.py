@@ -48,6 +48,23 @@ _GRAPH_MODE = (
     "eager execution is off: the run's code called tf.compat.v1.disable_eager_execution() or disable_v2_behavior(); "
     "remove the call, since Keras 3 cannot train without it"
 )
+# What TensorFlow and Keras accept in keras.json; they end with a bare error at other values.
+_ACCEPTED: Final = {
+    "floatx": ("float16", "float32", "float64"),
+    "image_data_format": ("channels_first", "channels_last"),
+}
+# The process's own configuration, and the one that is kept in it; each has at most one element.
+_own: list[KerasConfig] = []
+_kept: list[KerasConfig] = []
+# What the imports of the run's code have set, by its folder: the configuration, and the dtype policy.
+_of_imports: dict[Path, dict[str, object]] = {}
+_policies_of_imports: dict[Path, Any] = {}
+# User code of two threads must not change the folder under each other; the same thread may enter twice.
+_IN_USE = threading.RLock()
+_NAMES_SHOWN = 10
+# A file that changes the import path may find modules that are not found here, so it is not checked.
+_CHANGES_THE_PATH = ("sys.path", "sys.meta_path", "addsitedir", "import_module")
+_REMEDY = "or correct the import"
 
 
 @contextmanager
@@ -105,19 +122,6 @@ def _modes() -> list[str]:
         "tf.debugging.experimental.enable_dump_debug_info()": any("dumping" in kind for kind in kinds),
     }
     return [call for call, is_on in modes.items() if is_on]
-
-
-# What TensorFlow and Keras accept in keras.json; they end with a bare error at other values.
-_ACCEPTED: Final = {
-    "floatx": ("float16", "float32", "float64"),
-    "image_data_format": ("channels_first", "channels_last"),
-}
-# The process's own configuration, and the one that is kept in it; each has at most one element.
-_own: list[KerasConfig] = []
-_kept: list[KerasConfig] = []
-# What the imports of the run's code have set, by its folder: the configuration, and the dtype policy.
-_of_imports: dict[Path, dict[str, object]] = {}
-_policies_of_imports: dict[Path, Any] = {}
 
 
 def require_keras_file(environ: Mapping[str, str] = os.environ) -> None:
@@ -255,10 +259,6 @@ def keras_config_for_build(folder: Path) -> KerasConfig:
     return base.model_copy(update=_of_imports.get(folder.absolute(), {}))
 
 
-# User code of two threads must not change the folder under each other; the same thread may enter twice.
-_IN_USE = threading.RLock()
-
-
 @contextmanager
 def in_user_folder(folder: Path) -> Iterator[None]:
     """Make a folder the working folder during the block; if the folder is gone, the working folder stays.
@@ -281,9 +281,6 @@ def in_user_folder(folder: Path) -> Iterator[None]:
             else:
                 back.callback(os.fchdir, before)
         yield
-
-
-_NAMES_SHOWN = 10
 
 
 def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "") -> Callable[..., object]:
@@ -387,11 +384,6 @@ def _load_file(folder: Path, module: str, seed: int) -> ModuleType:
     loaded = _load(began.name, folder, seed, module=module)
     share_with_children(package, file.parent, began)
     return loaded
-
-
-# A file that changes the import path may find modules that are not found here, so it is not checked.
-_CHANGES_THE_PATH = ("sys.path", "sys.meta_path", "addsitedir", "import_module")
-_REMEDY = "or correct the import"
 
 
 def require_imports(reference: str, folder: Path) -> None:

@@ -57,6 +57,10 @@ _LARGER_UPDATES = (
     "; the first updates with fresh velocities are larger than usual, because the iterations go on: a lower learning "
     "rate for a while helps"
 )
+_ALLOWED_TO_DIFFER = (
+    "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "
+    "differ in their bits"
+)
 
 
 def accepted_changes(
@@ -157,12 +161,6 @@ def _environment_words(before: Environment, now: Environment, state: TrainState)
     return f"{words}. {before.replicas} replicas became {now.replicas}: " + describe_dependence(
         batch_dependent_parts(state.model)
     )
-
-
-_ALLOWED_TO_DIFFER = (
-    "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "
-    "differ in their bits"
-)
 
 
 def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:

@@ -28,6 +28,8 @@ from tasks.prepare_data.split import settings_of_split
 
 # Increase this when the same source and settings are written as other bytes.
 _FORMAT = 2
+_KEYS = re.compile(r"\bdata\.(source|options|version|batched|examples)\b")
+Prepare = Callable[[RunSpec, Place], DatasetRef]
 
 
 def dataset_digest(spec: RunSpec, source: Source) -> str:
@@ -66,9 +68,6 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         decides["pack"] = spec.data.pack.model_dump()
     # YAML dates are not JSON, but their text distinguishes them.
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
-_KEYS = re.compile(r"\bdata\.(source|options|version|batched|examples)\b")
 
 
 @contextmanager
@@ -110,9 +109,6 @@ def _errors_at(prefix: str) -> Iterator[None]:
         if text == str(fault):
             raise
         raise type(fault)(text) from fault.__cause__
-
-
-Prepare = Callable[[RunSpec, Place], DatasetRef]
 
 
 def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> DatasetRef:

@@ -25,6 +25,11 @@ from tasks.prepare_data.writing import disk_errors, scratch_file, scratch_folder
 T = TypeVar("T")
 _SMALL_CHUNK = 4096
 _CHUNK = 1 << 20
+_PURPOSE = "validation"
+_KEY = "data.split_by"
+_MEMORY_BYTES = 64 << 20
+_LENGTH_BYTES = 8
+_AT_LEAST = 2
 
 
 def split(items: Iterable[T], *, fraction: float, seed: int) -> Iterator[tuple[bool, T]]:
@@ -116,10 +121,6 @@ def _single_example_error(fraction: float) -> SourceError:
     )
 
 
-_PURPOSE = "validation"
-_KEY = "data.split_by"
-
-
 def split_by_group(
     records: Iterable[bytes], *, feature: str, fraction: float, seed: int
 ) -> Iterator[tuple[bool, bytes]]:
@@ -200,11 +201,6 @@ def _feature_name(feature: str, values: dict[str, bytes]) -> str:
         f"{_KEY}: {feature}: the examples have no such feature; they have {', '.join(sorted(values))}. Yield it as one "
         "of the inputs: a dict of arrays"
     )
-
-
-_MEMORY_BYTES = 64 << 20
-_LENGTH_BYTES = 8
-_AT_LEAST = 2
 
 
 def last_of(length: int, *, fraction: float) -> int:

@@ -75,6 +75,11 @@ from tasks.prepare_data.writing import (
 )
 
 _REPORT_EVERY_EXAMPLES = 10_000
+Prepare = Callable[[RunSpec, Place], DatasetRef]
+# Keras takes examples with and without weights, so a set need not have those of the training examples.
+_OPTIONAL = "sample_weight"
+_PARTS = ("train", "validation")
+_SHARD_BYTES = 32 << 20
 
 
 def index_in_place(
@@ -142,12 +147,6 @@ def _of_part(part: Part, held_out: HeldOut | None, shards: list[ShardRecord]) ->
         return tuple(shards) if part == "train" else ()
     counted = ((shard, len(positions_of_part(part, held_out, [shard]))) for shard in shards)
     return tuple(shard.model_copy(update={"examples": count}) for shard, count in counted if count)
-
-
-Prepare = Callable[[RunSpec, Place], DatasetRef]
-
-# Keras takes examples with and without weights, so a set need not have those of the training examples.
-_OPTIONAL = "sample_weight"
 
 
 def prepare_with_own_sets(spec: RunSpec, place: Place, prepare: Prepare) -> DatasetRef:
@@ -251,10 +250,6 @@ def _with_sets(dataset: DatasetRef, sets: Mapping[SetName, SetRef]) -> DatasetRe
     return dataset.model_copy(
         update={"validation": validation, "test": sets.get("test"), "validation_examples": held_out}
     )
-
-
-_PARTS = ("train", "validation")
-_SHARD_BYTES = 32 << 20
 
 
 def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:

@@ -15,6 +15,7 @@ from tasks.foundation.messages import listed, masked
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
 # inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.
 Reading = Literal["examples", "lists", "rows"]
+PREPARE_AGAIN = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
 class Feature(Contract):
@@ -160,9 +161,6 @@ class DatasetRef(Contract):
         if own is not None:
             return own.examples
         return self.validation_examples if name == "validation" else 0
-
-
-PREPARE_AGAIN = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
 def content_digest(

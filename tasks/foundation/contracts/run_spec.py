@@ -17,6 +17,22 @@ from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
 from tasks.foundation.errors import RunFileError
 
+_SHOWING = operational("says where curves are shown, not what is computed")
+ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+_CLASS = re.compile(r"0|[1-9][0-9]{0,8}")
+_TARGET = operational("says how far to train and in which segments, not what is computed")
+_REWIND = operational("a rewind is an entry of the log, and the run is a function of its log")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RESERVED_RUN_NAMES = {"datasets"}
+_COMPILED = ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")
+_MODEL = ("model.config", "model.code", "model.contents", "model.signature", *_COMPILED)
+_RETENTION = operational("says which checkpoints are kept, not what is computed")
+_STOPPING = operational("says when the run stops or commits, not what is computed")
+_PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DEFAULT_SEGMENT_STEPS = 1000
+# Recorded beside the identity, for information: `data.content_digest` decides whether examples changed.
+TRAIN_EXAMPLES = "data.train_examples"
+
 
 def _patterns(value: object) -> object:
     """A single pattern needs no list."""
@@ -90,9 +106,6 @@ class InitSpec(Contract):
     ] = Field(
         default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
     )
-
-
-_SHOWING = operational("says where curves are shown, not what is computed")
 
 
 class MlflowSpec(Contract):
@@ -205,13 +218,6 @@ class EpochLength(Contract):
     def after(self, step: int) -> float:
         """Return the epochs that are done after `step`, with a fraction. Batches that a rewind skipped do not count."""
         return step * self.global_batch_size / self.examples
-
-
-ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
-
-_CLASS = re.compile(r"0|[1-9][0-9]{0,8}")
-_TARGET = operational("says how far to train and in which segments, not what is computed")
-_REWIND = operational("a rewind is an entry of the log, and the run is a function of its log")
 
 
 def _classes(weights: object) -> object:
@@ -384,17 +390,6 @@ class TrainSpec(Contract):
         return self
 
 
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_RESERVED_RUN_NAMES = {"datasets"}
-
-_COMPILED = ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")
-_MODEL = ("model.config", "model.code", "model.contents", "model.signature", *_COMPILED)
-_RETENTION = operational("says which checkpoints are kept, not what is computed")
-_STOPPING = operational("says when the run stops or commits, not what is computed")
-
-_PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
 def check_run_name(name: str) -> str:
     """Check that a name can be a run's.
 
@@ -554,9 +549,6 @@ class RunSpec(Contract):
         return self
 
 
-DEFAULT_SEGMENT_STEPS = 1000
-
-
 def next_border(spec: RunSpec, step: int, until_step: int) -> int:
     """Return the step at which the segment that starts at `step` ends.
 
@@ -608,10 +600,6 @@ def epochs_of_callbacks(spec: RunSpec) -> Period:
     """Return an epoch as callbacks see it; they act at the end of each."""
     period = evaluations(spec) if callbacks_act_at_evaluations(spec) else None
     return Period(spec.train.log_every_steps) if period is None else period
-
-
-# Recorded beside the identity, for information: `data.content_digest` decides whether examples changed.
-TRAIN_EXAMPLES = "data.train_examples"
 
 
 def needs_examples(spec: RunSpec) -> bool:

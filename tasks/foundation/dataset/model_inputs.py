@@ -28,6 +28,11 @@ Purpose = Literal["transform", "batch_transform", "validation_transform"]
 
 _STEP = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+Parts = tuple[Any, ...]
+# Takes (x,), (x, y) or (x, y, sample_weight) and a seed, int32 [2]; returns one of these forms, with static shapes.
+SeededFunction = Callable[[Parts, Any], Parts]
+_KEY = "train.class_weight"
+_ONE_HOT_RANK = 2
 
 
 def example_seeds(purpose: Purpose, seed: int, begin: Any, count: int) -> Any:
@@ -65,11 +70,6 @@ def _folded(words: Any, shift: int) -> Any:
 
 def _word(value: int) -> Any:
     return tf.constant(np.uint64(value))
-
-
-Parts = tuple[Any, ...]
-# Takes (x,), (x, y) or (x, y, sample_weight) and a seed, int32 [2]; returns one of these forms, with static shapes.
-SeededFunction = Callable[[Parts, Any], Parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,10 +279,6 @@ def _require_same_inputs(train: Sequence[Feature], validation: Sequence[Feature]
 def _inputs(features: Sequence[Feature]) -> str:
     inputs = [each for each in features if each.name == "x" or each.name.startswith(("x/", "x["))]
     return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in inputs)
-
-
-_KEY = "train.class_weight"
-_ONE_HOT_RANK = 2
 
 
 def apply_class_weight(batch: Sequence[Any], weights: Mapping[int, float] | None) -> tuple[Any, ...]:

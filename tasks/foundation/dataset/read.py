@@ -48,6 +48,13 @@ from tasks.foundation.machine.processes import available_bytes
 from tasks.foundation.storage.base import Storage
 
 Labels = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+_DECODE_TOGETHER = 256
+# Of the memory that is free now: the rest is for batches, snapshots and what is copied meanwhile.
+_SHARE = 0.5
+_PARSE_EXAMPLES = 4096
+_PARSE_BYTES = 8 << 20
+# Looking a row up costs little, so that starting the operations matters for the smallest batches only.
+_GATHER_EXAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +134,6 @@ def labels_with(labels: Iterator[Labels], records: int) -> Labels:
         if records <= 0:
             break
     return np.concatenate(sources), np.concatenate(kept)
-
-
-_DECODE_TOGETHER = 256
-# Of the memory that is free now: the rest is for batches, snapshots and what is copied meanwhile.
-_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,12 +436,6 @@ def _mixed_records(
 def _items(vectors: Callable[[], Iterator[Any]], dtype: Any) -> Any:
     """Return a dataset of the items of the vectors that a function yields."""
     return tf.data.Dataset.from_generator(vectors, output_signature=tf.TensorSpec([None], dtype)).unbatch()
-
-
-_PARSE_EXAMPLES = 4096
-_PARSE_BYTES = 8 << 20
-# Looking a row up costs little, so that starting the operations matters for the smallest batches only.
-_GATHER_EXAMPLES = 256
 
 
 def training_dataset(

@@ -32,6 +32,22 @@ from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import checksum_file, damage_of
 
+# `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
+_READ_AS = {"uint32": "int32", "uint64": "int64"}
+_READ_BYTES = 8 << 20
+# One plan: local paths of its shards; the number of records in them; positions of the part's records among them (empty
+# if all records belong to the part); the seed of the permutation; the permuted records to take, from
+# the first number up to the second.
+Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, tuple[int, int]]
+# TensorFlow keeps only the text of an error that a Python generator raised. It reads in its own threads, so the
+# errors are kept here, one list for the process.
+_KEPT: deque[BatonError] = deque(maxlen=16)
+_T = TypeVar("_T")
+# Files that this process has verified: path -> (size and checksum, modification time). Shared by all readers of the
+# process, so that each epoch does not read every file twice.
+_VERIFIED: dict[Path, tuple[str, int]] = {}
+_LOCK = threading.Lock()
+
 
 def decode_image(data: Any, shape: Sequence[int], dtype: str) -> Any:
     """Decode one image to the given shape, on the CPU, with the same result in every process.
@@ -59,10 +75,6 @@ def decode_image(data: Any, shape: Sequence[int], dtype: str) -> Any:
         image = tf.image.resize(image, (height, width), method="bilinear", antialias=True)
         image = tf.saturate_cast(tf.round(image), tf.uint8) if dtype == "uint8" else image / 255.0
         return tf.ensure_shape(image, (height, width, channels))
-
-
-# `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
-_READ_AS = {"uint32": "int32", "uint64": "int64"}
 
 
 def encode(features: Mapping[str, Array]) -> bytes:
@@ -151,14 +163,6 @@ def _numbers(raw: Any, feature: Feature) -> Any:
     return tf.reshape(values, [-1 if raw.shape[0] is None else raw.shape[0], *feature.shape])
 
 
-_READ_BYTES = 8 << 20
-
-# One plan: local paths of its shards; the number of records in them; positions of the part's records among them (empty
-# if all records belong to the part); the seed of the permutation; the permuted records to take, from
-# the first number up to the second.
-Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, tuple[int, int]]
-
-
 def part_of(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
     """Return the number of records in shards, and the positions of the part's records; empty if all belong to it."""
     records = sum(shard.records_held for shard in shards)
@@ -219,11 +223,6 @@ def finished(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-# TensorFlow keeps only the text of an error that a Python generator raised. It reads in its own threads, so the
-# errors are kept here, one list for the process.
-_KEPT: deque[BatonError] = deque(maxlen=16)
-
-
 @contextmanager
 def remember_read_errors() -> Iterator[None]:
     """Use around code that runs inside a tf.data generator: keeps the error for `original_read_errors`."""
@@ -254,14 +253,6 @@ def original_read_errors() -> Iterator[None]:
         if isinstance(fault, tf.errors.DataLossError):
             raise DamagedDataset(f"a shard changed while it was being read: {fault.message}") from fault
         raise
-
-
-_T = TypeVar("_T")
-
-# Files that this process has verified: path -> (size and checksum, modification time). Shared by all readers of the
-# process, so that each epoch does not read every file twice.
-_VERIFIED: dict[Path, tuple[str, int]] = {}
-_LOCK = threading.Lock()
 
 
 class VerifiedShards:

@@ -39,6 +39,41 @@ from tasks.foundation.model.step import op_errors_as_model_error
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
 
+_SEED_STATE = "seed_generator_state"
+_KERAS_GENERATOR = "global_seed_generator"
+_NEW_VARIABLES = "uninitialized_variables"
+# Operations that TensorFlow calls stateful, but whose results follow from their inputs.
+_HARMLESS = frozenset(
+    {
+        "Assert",
+        "Case",
+        "CheckNumerics",
+        "CheckNumericsV2",
+        "If",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "PartitionedCall",
+        "PrintV2",
+        "ReadFile",
+        "ReadVariableOp",
+        "ResourceGather",
+        "StatefulPartitionedCall",
+        "StatelessRandomGetAlg",
+        "StatelessRandomGetKeyCounter",
+        "StatelessRandomGetKeyCounterAlg",
+        "While",
+    }
+)
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
+RANDOM_HINT = (
+    "draw with tf.random.stateless_uniform(shape, seed) or tf.image.stateless_random_*(image, …, seed=seed); several "
+    "draws: tf.random.experimental.stateless_split(seed, n)"
+)
+_PARTS = ("x", "y", "sample_weight")
+_FORM = "it must be a function of one example, and of seed if it draws: def augment(example, *, seed)"
+# TensorFlow names the operation that waited for the batch, and not the dataset's.
+_NEXT_BATCH = "IteratorGetNext"
+
 
 def seed_python(number: int) -> None:
     """Seed the global generators of Python and NumPy with the number of the trace, so that two traces differ."""
@@ -67,39 +102,6 @@ def _content(concrete: Any) -> Counter[tuple[str, bytes]]:
 
 def _constant(node: Any) -> bytes:
     return bytes(node.attr["value"].tensor.SerializeToString(deterministic=True)) if node.op == "Const" else b""
-
-
-_SEED_STATE = "seed_generator_state"
-_KERAS_GENERATOR = "global_seed_generator"
-_NEW_VARIABLES = "uninitialized_variables"
-
-# Operations that TensorFlow calls stateful, but whose results follow from their inputs.
-_HARMLESS = frozenset(
-    {
-        "Assert",
-        "Case",
-        "CheckNumerics",
-        "CheckNumericsV2",
-        "If",
-        "LookupTableFindV2",
-        "LookupTableSizeV2",
-        "PartitionedCall",
-        "PrintV2",
-        "ReadFile",
-        "ReadVariableOp",
-        "ResourceGather",
-        "StatefulPartitionedCall",
-        "StatelessRandomGetAlg",
-        "StatelessRandomGetKeyCounter",
-        "StatelessRandomGetKeyCounterAlg",
-        "While",
-    }
-)
-_PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
-RANDOM_HINT = (
-    "draw with tf.random.stateless_uniform(shape, seed) or tf.image.stateless_random_*(image, …, seed=seed); several "
-    "draws: tf.random.experimental.stateless_split(seed, n)"
-)
 
 
 def call_stateless(
@@ -256,9 +258,6 @@ def _no_new_variables(where: str) -> Iterator[None]:
         raise ModelError(message(text, hints=["create layers and seed generators once, outside the function"]))
 
 
-_PARTS = ("x", "y", "sample_weight")
-
-
 def as_user_sees(parts: tuple[Any, ...]) -> Any:
     """Convert (x,), (x, y) or (x, y, sample_weight) to the example that a transform receives: (x,) becomes x."""
     seen = tuple(list(part) if isinstance(part, tuple) else part for part in parts)
@@ -352,9 +351,6 @@ def _numpy_name(dtype: Any, name: str, where: str) -> str:
     if not (dtype.is_bool or dtype.is_integer or dtype.is_complex or dtype in {tf.float16, tf.float32, tf.float64}):
         raise ModelError(f"{where} returned {name} as {dtype.name}; cast it to numbers such as float32 or int64")
     return str(dtype.name)
-
-
-_FORM = "it must be a function of one example, and of seed if it draws: def augment(example, *, seed)"
 
 
 class UserTransform:
@@ -474,10 +470,6 @@ def _takes_seed(function: Callable[..., object], *, where: str) -> bool:
             continue
         return bool(keywords)
     raise ModelError(f"{where}{signature} cannot be called with an example; {_FORM}")
-
-
-# TensorFlow names the operation that waited for the batch, and not the dataset's.
-_NEXT_BATCH = "IteratorGetNext"
 
 
 @contextmanager

@@ -39,6 +39,18 @@ from tasks.foundation.machine.tpu import (
 )
 from tasks.foundation.user_code import keep_keras_config
 
+_DEVICES = Path("/dev")
+_DEVICE_FILES = "nvidia[0-9]*"
+_STRIDE = 1 << 17
+# TensorFlow raises these when a device or another host is gone, or when a step was cancelled.
+DEVICE_LOST_ERRORS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+_LONGEST_TEXT = 300
+
 
 def worker_strategy(cluster: Cluster) -> Any:
     """Connect to the other workers; waits until all of them have connected.
@@ -95,11 +107,6 @@ def _restore_sigterm_handler() -> None:
     """Restore Python's SIGTERM handler: TensorFlow's coordination service replaces it and drops the signal (2.19)."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-_DEVICES = Path("/dev")
-_DEVICE_FILES = "nvidia[0-9]*"
-_STRIDE = 1 << 17
 
 
 def gpus() -> list[Any]:
@@ -175,17 +182,6 @@ def choose_kind() -> tuple[str, str]:
     if gpu_files():  # TensorFlow cannot use the GPU: report everything that helps to find the cause
         return "cpu", f"accelerator: CPU ({no_tpu}; {why_no_gpu()})"
     return "cpu", "accelerator: CPU (" + (f"{no_tpu}, no GPU found)" if files else "no TPU or GPU found)")
-
-
-# TensorFlow raises these when a device or another host is gone, or when a step was cancelled.
-DEVICE_LOST_ERRORS = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.UnavailableError,
-)
-
-_LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)

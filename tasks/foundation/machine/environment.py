@@ -49,6 +49,14 @@ _LONGEST = 400
 
 # Another backend that a variable named before Baton set it; at most one element.
 _other_backend: list[str] = []
+_VARIABLE = "BATON_XLA_CACHE"
+_FLAGS = "TF_XLA_FLAGS"
+_FLAG = "--tf_xla_persistent_cache_directory="
+_OURS = re.compile(rf"{_FLAG}.*/baton-[0-9a-f]{{16}}$")
+_CPU_FIELDS = {"model name", "flags", "features"}
+_DIGITS = 16
+# Of a field of a protocol buffer: its kind in the file, and the longest number and length.
+_WITH_LENGTH, _LONGEST_HEAD = 2, 11
 
 
 def quiet_tensorflow() -> None:
@@ -138,16 +146,6 @@ def thread_counts(spec: AcceleratorSpec, recorded: Environment | None) -> tuple[
     return intra, inter
 
 
-_VARIABLE = "BATON_XLA_CACHE"
-_FLAGS = "TF_XLA_FLAGS"
-_FLAG = "--tf_xla_persistent_cache_directory="
-_OURS = re.compile(rf"{_FLAG}.*/baton-[0-9a-f]{{16}}$")
-_FEATURES_XLA_CACHE = {"model name", "flags", "features"}
-_DIGITS = 16
-# Of a field of a protocol buffer: its kind in the file, and the longest number and length.
-_WITH_LENGTH, _LONGEST_HEAD = 2, 11
-
-
 def use_xla_cache(
     environ: MutableMapping[str, str], *, intra: int, inter: int, deterministic: bool, processor: Path = _PROCESSOR
 ) -> None:
@@ -231,7 +229,7 @@ def _machine(processor: Path) -> list[str]:
     features: set[str] = set()
     with suppress(OSError):
         lines = processor.read_text(encoding="utf-8", errors="replace").splitlines()
-        features = {line for line in lines if line.partition(":")[0].strip().lower() in _FEATURES_XLA_CACHE}
+        features = {line for line in lines if line.partition(":")[0].strip().lower() in _CPU_FIELDS}
     return [*found, platform.machine(), *sorted(features)]
 
 

@@ -30,6 +30,11 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host-0:2222", "host-1:2222"]}, "task": {"type": "worker", "index": 0}}, where index '
     "differs on each host"
 )
+# Bytes in a number: integers are exact in float64 below 2**53.
+_BYTES: Final = 6
+_ABSENT: Final = "absent"
+# Longer values are compared by their digest.
+_VALUE_CHARACTERS: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,6 @@ def is_chief(spec: AcceleratorSpec, environment: Mapping[str, str]) -> bool:
         AcceleratorError: see `cluster_of`.
     """
     return spec.kind != "multi_worker" or cluster_of(environment).host == 0
-
-
-# Bytes in a number: integers are exact in float64 below 2**53.
-_BYTES: Final = 6
-_ABSENT: Final = "absent"
-# Longer values are compared by their digest.
-_VALUE_CHARACTERS: Final = 4000
 
 
 class Hosts(Protocol):

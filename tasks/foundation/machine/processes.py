@@ -10,6 +10,9 @@ _PROC = Path("/proc")
 _PARTS = 4
 _STATE, _START_TICKS = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted after the program's name
 _DEAD = {"Z", "X", "x"}
+_ROOT = Path("/")
+# Besides the copy itself: what a save in flight needs for blocks, requests and the index.
+_MARGIN_BYTES = 256 << 20
 
 
 def age_seconds() -> float:
@@ -89,11 +92,6 @@ def _boot_and_namespace() -> tuple[str, str]:
 def _stat(pid: int) -> list[str]:
     # The program's name, in parentheses, can itself contain spaces and parentheses.
     return (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-
-
-_ROOT = Path("/")
-# Besides the copy itself: what a save in flight needs for blocks, requests and the index.
-_MARGIN_BYTES = 256 << 20
 
 
 def enough_memory_for_snapshot(size: int, *, root: Path = _ROOT) -> bool:

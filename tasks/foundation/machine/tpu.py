@@ -29,6 +29,19 @@ from tasks.foundation.machine.metadata_server import metadata_address
 _GB = 10**9
 _CHIPS_OF_A_HOST = 4
 _SHOWN = 5
+_DEVICES = Path("/dev")
+# TPU v2 to v4, then v5e and later. /dev/accel/ belongs to other vendors' chips; many machines have /dev/vfio/vfio.
+_DEVICE_FILES: Final = ("accel[0-9]*", "vfio/[0-9]*")
+_DISTRIBUTIONS: Final = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly")
+_PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
+# Host names of a slice, separated by commas; and the number of slices of a multi-slice job.
+_HOSTNAMES, _SLICES = "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"
+_VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
+REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
+# For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
+IO_DEVICE: Final = "/job:localhost"
+_GRPC, _PORT = "grpc://", 8470
+_CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +103,6 @@ def _types() -> Iterator[TpuType]:
 
 
 TPU_TYPES = {each.name: each for each in _types()}
-
-
-_DEVICES = Path("/dev")
-# TPU v2 to v4, then v5e and later. /dev/accel/ belongs to other vendors' chips; many machines have /dev/vfio/vfio.
-_DEVICE_FILES: Final = ("accel[0-9]*", "vfio/[0-9]*")
-_DISTRIBUTIONS: Final = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly")
-_PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
-# Host names of a slice, separated by commas; and the number of slices of a multi-slice job.
-_HOSTNAMES, _SLICES = "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"
-_VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
-REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
 
 
 def device_files() -> tuple[str, ...]:
@@ -214,12 +216,6 @@ def _require_one_host() -> None:
             f"this machine is one of several hosts of a TPU slice ({found}), and training over several hosts of a "
             "slice is not supported; use a slice of one host, such as v5litepod-8"
         )
-
-
-# For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
-IO_DEVICE: Final = "/job:localhost"
-_GRPC, _PORT = "grpc://", 8470
-_CONNECT_SECONDS = 5.0
 
 
 def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:

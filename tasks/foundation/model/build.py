@@ -59,6 +59,22 @@ from tasks.foundation.user_code import (
 )
 from tasks.foundation.user_errors import user_error
 
+_POLICIES: Final[Mapping[str, str]] = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+_LENGTHS: Mapping[str, Callable[[RunSpec], int]] = {
+    "steps_per_epoch": lambda spec: spec.train.epoch.steps,
+    "train_steps": lambda spec: spec.train.target,
+}
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_SHAPES = {"batch_shape", "build_input_shape"}
+_BUILD = "build_config"
+_BUILD_SHAPES = {"input_shape", "shapes_dict"}
+# Whether the author of a model fixed a batch size. It must be recorded before the first call: afterwards Keras's own
+# inputs look the same. A weak dictionary, because Baton adds no attributes to the user's model.
+_fixed_batch_size: "WeakKeyDictionary[keras.Model, bool]" = WeakKeyDictionary()
+_BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
+# User modules that are imported already, which happens once per process.
+_imported: set[tuple[str, Path]] = set()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomStates:
@@ -134,9 +150,6 @@ def preserved_global_state() -> Iterator[None]:
             global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER = of_keras
 
 
-_POLICIES: Final[Mapping[str, str]] = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
-
-
 def dtype_policy_for_build(train: TrainSpec, of_module: Any, *, reference: str) -> Any:
     """Return the policy to set before the user's function is called.
 
@@ -192,13 +205,6 @@ def _two_policies(train: TrainSpec, other: str, reference: str) -> ModelError:
     )
 
 
-_LENGTHS: Mapping[str, Callable[[RunSpec], int]] = {
-    "steps_per_epoch": lambda spec: spec.train.epoch.steps,
-    "train_steps": lambda spec: spec.train.target,
-}
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
 def build_arguments(spec: RunSpec, function: Callable[..., object]) -> dict[str, Any]:
     """Return the keyword arguments to call the user's build function with.
 
@@ -248,15 +254,6 @@ def recorded_arguments(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     return build_arguments(spec, load_function(spec.model.build, code_folder, seed=spec.train.seed))
 
 
-_SHAPES = {"batch_shape", "build_input_shape"}
-_BUILD = "build_config"
-_BUILD_SHAPES = {"input_shape", "shapes_dict"}
-
-# Whether the author of a model fixed a batch size. It must be recorded before the first call: afterwards Keras's own
-# inputs look the same. A weak dictionary, because Baton adds no attributes to the user's model.
-_fixed_batch_size: "WeakKeyDictionary[keras.Model, bool]" = WeakKeyDictionary()
-
-
 def record_fixed_batch_size(model: keras.Model) -> None:
     """Record whether the model fixes a batch size; call before the model is called for the first time."""
     _fixed_batch_size[model] = any(_fixes_batch_size(layer) for _, layer in named_layers(model))
@@ -298,12 +295,6 @@ def _fixes_batch_size(layer: keras.Layer) -> bool:
     if getattr(layer, "stateful", False) is True:
         return True
     return isinstance(layer, keras.layers.InputLayer) and layer.batch_shape[0] is not None
-
-
-_BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
-
-# User modules that are imported already, which happens once per process.
-_imported: set[tuple[str, Path]] = set()
 
 
 def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -> keras.Model:

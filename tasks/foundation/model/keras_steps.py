@@ -31,6 +31,8 @@ _FLOAT64 = (
     "return whole arrays, which become float32"
 )
 SEED_REMEDY = "pass a keras.random.SeedGenerator that a layer holds to keras.random functions"
+IN_THE_GRAPH = " in the graph)"
+_SCALE, _UNSCALE = "scale_loss_for_distribution", "unscale_loss_for_distribution"
 
 
 def overrides(model: keras.Model, name: str) -> bool:
@@ -90,9 +92,6 @@ def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException
     return [*([SEED_REMEDY] if "seed_generator" in str(fault) else []), *hints]
 
 
-IN_THE_GRAPH = " in the graph)"
-
-
 def line_that_made(operation: Any) -> str:
     """Return text such as `, data.py, line 12: x = tf.random.uniform([])`; "" if no line is the user's.
 
@@ -116,9 +115,6 @@ def _shown(file: str, number: int) -> str:
 
 def _is_user_module(name: str) -> bool:
     return name.startswith(USER_PACKAGE_PREFIX)
-
-
-_SCALE, _UNSCALE = "scale_loss_for_distribution", "unscale_loss_for_distribution"
 
 
 class ScaledLosses:

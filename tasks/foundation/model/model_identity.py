@@ -56,6 +56,17 @@ _REMEDIES = (
     "let the code read what it read when the run began; where a set decides an order, use sorted(...)",
     "or continue with the change from the newest checkpoint: baton run FILE --accept {key}",
 )
+# The private package's name depends on the checkout's path, which must not change the identity.
+_PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
+# The default repr of an object that Keras cannot serialize contains its memory address.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+# Containers are compared by their items down to this depth.
+_ATTRIBUTE_DEPTH = 2
+# Set when callbacks are started; no step reads it.
+_IGNORED = frozenset({"stop_training"})
+_MISSING = object()
+# Chosen by the process, and of no effect: names count up, and seeds are replaced.
+_OF_NO_EFFECT = {"name", "seed"}
 
 
 def contents_of(model: keras.Model, reference: str, code: UserCode | None = None, *, batch: int = 0) -> dict[str, Any]:
@@ -293,12 +304,6 @@ def _overrides(layer: keras.Layer, method: str) -> bool:
     return found is not None and not str(found.__module__).startswith("keras.")
 
 
-# The private package's name depends on the checkout's path, which must not change the identity.
-_PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
-# The default repr of an object that Keras cannot serialize contains its memory address.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
-
-
 def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path, *, batch: int = 0) -> dict[str, Any]:
     """Return model and compile configuration as JSON values; a digest of the source where Keras cannot serialize it.
 
@@ -355,13 +360,6 @@ def _without_bytecode(value: dict[str, Any]) -> dict[str, Any]:
         case {"value": [str(code), defaults, closure]} if code.endswith("\n"):
             return {**value, "value": ["see model.code", defaults, closure]}
     return value
-
-
-# Containers are compared by their items down to this depth.
-_ATTRIBUTE_DEPTH = 2
-# Set when callbacks are started; no step reads it.
-_IGNORED = frozenset({"stop_training"})
-_MISSING = object()
 
 
 def python_attributes(model: keras.Model) -> dict[tuple[int, str], Any]:
@@ -497,10 +495,6 @@ def _output_shape(layer: keras.Layer) -> str | None:
     return ", ".join(shapes)
 
 
-# Chosen by the process, and of no effect: names count up, and seeds are replaced.
-_OF_NO_EFFECT = {"name", "seed"}
-
-
 def transforms_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     """Return the identity keys of the transforms as JSON values: code, and the layers and arrays that it uses.
 
@@ -585,7 +579,7 @@ def _values(function: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
         if isinstance(value, FunctionType):
             if value.__module__.startswith(USER_PACKAGE_PREFIX):
                 yield from _values(value, seen)
-        elif (text := _text_identity(value)) is not None:
+        elif (text := _bytes_of(value)) is not None:
             yield name, hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -605,7 +599,7 @@ def _is_set(cell: Any) -> bool:
         return False
 
 
-def _text_identity(value: Any) -> bytes | None:
+def _bytes_of(value: Any) -> bytes | None:
     """Return the bytes that determine a value; None if it has none that are the same in every process."""
     import keras
     import numpy as np

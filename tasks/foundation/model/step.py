@@ -44,6 +44,14 @@ from tasks.foundation.user_errors import describe, describe_with_place, user_err
 _LOSS = "loss"
 # Relative. Sums in another order differ by less; a sum over half of the batch differs by far more.
 _TOLERANCE = 1e-2
+Step = Callable[[Any], dict[str, Any]]
+# Keras ignores jit_compile=True with deterministic operations, because XLA lacks some of them. Baton's are
+# deterministic by default, so it compiles, and refuses a step that has one of these.
+_KERAS_WARNING = "Model doesn't support `jit_compile=True`"
+_REMEDY = "remove jit_compile=True from compile()"
+_LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
+# TensorFlow's message for a label out of range, where deterministic operations compute the loss.
+_INDEX = re.compile(r"indices\[.*\] = -?\d+ is not in \[0, ")
 
 
 def accumulating_step(
@@ -167,14 +175,6 @@ def _loss_tracker(model: keras.Model) -> Any:
     return next(metric for metric in model.metrics if metric.name == _LOSS)
 
 
-Step = Callable[[Any], dict[str, Any]]
-
-# Keras ignores jit_compile=True with deterministic operations, because XLA lacks some of them. Baton's are
-# deterministic by default, so it compiles, and refuses a step that has one of these.
-_KERAS_WARNING = "Model doesn't support `jit_compile=True`"
-_REMEDY = "remove jit_compile=True from compile()"
-
-
 @contextmanager
 def jit_compile_kept() -> Iterator[None]:
     """Use around the user's function: hides Keras's warning that it ignores `jit_compile=True`, because it is used."""
@@ -296,11 +296,6 @@ def require_xla_step(
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
         what = f"{reference}: XLA cannot compile its train_step (jit_compile=True):"
         raise ModelError(user_error(what, fault, hints=[f"{_REMEDY}, or use operations that XLA supports"])) from fault
-
-
-_LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
-# TensorFlow's message for a label out of range, where deterministic operations compute the loss.
-_INDEX = re.compile(r"indices\[.*\] = -?\d+ is not in \[0, ")
 
 
 def build_train_step(

@@ -26,6 +26,10 @@ from tasks.foundation.storage.base import FileStat, Storage
 # and one that does not respond costs at most this time.
 LAST_SECONDS = 2.0
 _GRACE_SECONDS = 25.0  # until a run file says otherwise; as its default
+BLOCK_BYTES = 1 << 20
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+REMEDY = "check the network, proxies and this machine's memory, and run again"
 
 
 class Deadline:
@@ -126,12 +130,6 @@ class Deadline:
 
 # A module global on purpose: a signal stops the whole process, so all of its threads share one deadline.
 PROCESS_DEADLINE = Deadline()
-
-
-BLOCK_BYTES = 1 << 20
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-REMEDY = "check the network, proxies and this machine's memory, and run again"
 
 
 def checksum_bytes(data: bytes) -> FileStat:

@@ -37,6 +37,11 @@ from tasks.init_or_restore.weights.matching import (
 )
 from tasks.init_or_restore.weights.weight_files import LoadByPosition, read_checkpoint, read_hdf5, read_run_weights
 
+_SHOWN = 4
+_MODEL = "model/"
+_RAW = "variables/"
+_BY_POSITION = "layers were matched by position, as model.load_weights does, because their names differ"
+
 
 def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -> SourceContents:
     """Call the user's function, without arguments.
@@ -70,9 +75,6 @@ def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -
             raise WeightsError(f"{where} returned {name!r}: {type(value).__name__}; {remedy}")
         found.append(SourceVariable((name,), array))
     return SourceContents(variables=tuple(found), ignored=0, place=reference)
-
-
-_SHOWN = 4
 
 
 def report_notes(report: WeightsReport) -> Iterator[tuple[str, bool]]:
@@ -123,11 +125,6 @@ def _first_names(names: Sequence[str]) -> str:
     """Return the number of names, and the first few."""
     shown = ", ".join(names[:_SHOWN])
     return f"{counted(len(names), 'variable')}: {shown}{', …' if len(names) > _SHOWN else ''}"
-
-
-_MODEL = "model/"
-_RAW = "variables/"
-_BY_POSITION = "layers were matched by position, as model.load_weights does, because their names differ"
 
 
 def load_weights(

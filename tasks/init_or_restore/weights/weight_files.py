@@ -56,6 +56,20 @@ _NO_WEIGHTS = {
     "save_counter",
 }
 _RANDOM = re.compile(r"(^|/)(seed_generator_state|StateVar)$")
+_MODEL = "model/"
+_RAW = "variables/"
+_RANDOM_STATE = "seed_generator_state"
+# The highest compression ratio of deflate, the compression of HDF5.
+_MOST_COMPRESSED = 1032
+# A small dataset may be declared without stored values.
+_SMALL_BYTES = 1 << 20
+_NAME_CHARACTERS = 120
+_WITHIN_KERAS = "model.weights.h5"
+_SAVED_AGAIN = "again.weights.h5"
+_VARIABLES = "vars"
+_NO_WEIGHTS_OF_KERAS = {"optimizer", "_optimizer", "metrics", "_metrics"}
+_RANDOM_OF_KERAS = "seed_generator"
+LoadByPosition = Callable[[Path, Path], Mapping[str, Array] | None]
 
 
 def read_checkpoint(prefix: str, *, uri: str) -> SourceContents:
@@ -136,11 +150,6 @@ def _is_counter(index: int, value: Any, graph: Any) -> bool:
     return at_root and value.shape == () and value.dtype.kind in "iu"
 
 
-_MODEL = "model/"
-_RAW = "variables/"
-_RANDOM_STATE = "seed_generator_state"
-
-
 def read_run_weights(home: Storage, step: int | Literal["best"] | None, folder: Path) -> SourceContents:
     """Read the weights of a checkpoint; for a per-replica variable, replica 0's.
 
@@ -179,13 +188,6 @@ def _contents(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, p
         key = replica_key(record.path, 0) if record.per_replica else record.path
         found.append(SourceVariable((name,), as_array(reader.get_tensor(stored_name(key)))))
     return SourceContents(variables=tuple(found), ignored=ignored, place=f"{home.uri}/{ref.path}", step=ref.step)
-
-
-# The highest compression ratio of deflate, the compression of HDF5.
-_MOST_COMPRESSED = 1032
-# A small dataset may be declared without stored values.
-_SMALL_BYTES = 1 << 20
-_NAME_CHARACTERS = 120
 
 
 def require_self_contained(opened: Any, *, uri: str) -> None:
@@ -236,14 +238,6 @@ def _faults_of(dataset: Any) -> Iterator[str]:
     held = stored * (_MOST_COMPRESSED if settings.get_nfilters() else 1)
     if declared > max(held, _SMALL_BYTES):
         yield f"has the shape {list(dataset.shape)}, which is {declared:,} bytes, but the file holds {stored:,} bytes"
-
-
-_WITHIN_KERAS = "model.weights.h5"
-_SAVED_AGAIN = "again.weights.h5"
-_VARIABLES = "vars"
-_NO_WEIGHTS_OF_KERAS = {"optimizer", "_optimizer", "metrics", "_metrics"}
-_RANDOM_OF_KERAS = "seed_generator"
-LoadByPosition = Callable[[Path, Path], Mapping[str, Array] | None]
 
 
 def read_hdf5(file: Path, *, uri: str, by_position: LoadByPosition) -> SourceContents:

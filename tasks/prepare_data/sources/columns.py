@@ -39,6 +39,9 @@ FLOATX = "floatx"
 _NUMBERS = "biuf"
 
 Named = list[tuple[str, object]]
+_DATASET_CHAIN = 100
+# Operations after which the first dimension of an element is no longer that of the batch.
+_REGROUPING = ("Unbatch", "FlatMap", "Interleave", "Window", "Generator", "Zip", "Concatenate", "Choose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,11 +368,6 @@ def _item(values: Array | list[Array], index: int) -> Array:
 def is_table(value: object) -> bool:
     """Whether a value is one array of many examples: of NumPy, TensorFlow, pandas or scipy.sparse; not a list."""
     return not isinstance(value, Mapping | list | tuple) and is_array(value)
-
-
-_DATASET_CHAIN = 100
-# Operations after which the first dimension of an element is no longer that of the batch.
-_REGROUPING = ("Unbatch", "FlatMap", "Interleave", "Window", "Generator", "Zip", "Concatenate", "Choose")
 
 
 def is_tf_dataset(value: object) -> bool:

@@ -45,6 +45,11 @@ _SCHEMES = ("http", "https")
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _Block = TypeVar("_Block", bytes, bytes | memoryview)
+_LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _FACTOR = 0.5, 30.0, 2.0
+_MAX_UNAUTHORIZED, _MAX_MISMATCHES = 3, 4
+_RESUMABLE = "what is committed stays; run the same command to continue"
 
 
 def connect() -> Any:
@@ -209,14 +214,6 @@ def _address(local_server: str) -> str:
     except (OSError, ValueError) as error:  # the name is unknown or malformed, or the port is no number
         why = f"is not the address of a server ({getattr(error, 'strerror', None) or error})"
     raise InvalidInput(f"{_LOCAL_SERVER}={local_server} {why}; set it to host:port, or unset it")
-
-
-_LOGGER = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _FACTOR = 0.5, 30.0, 2.0
-_MAX_UNAUTHORIZED, _MAX_MISMATCHES = 3, 4
-_RESUMABLE = "what is committed stays; run the same command to continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
