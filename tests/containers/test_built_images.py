@@ -121,7 +121,7 @@ def test_code_change_rebuilds_one_layer_and_the_label(engine: Engine, tmp_path: 
         shutil.copy(CHECKOUT / name, tmp_path)
     for name in ("containers", "flows", "tasks"):
         shutil.copytree(CHECKOUT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "flows" / "goal.py").open("a", encoding="utf-8") as code:
+    with (tmp_path / "flows" / "relay.py").open("a", encoding="utf-8") as code:
         code.write("\nCHANGED = True\n")
 
     changed = engine.build("checkpoint", context=tmp_path, revision="0123abc")
@@ -130,9 +130,9 @@ def test_code_change_rebuilds_one_layer_and_the_label(engine: Engine, tmp_path: 
     assert after["RootFS"]["Layers"][-1] != before["RootFS"]["Layers"][-1]
     labels = after["Config"]["Labels"]
     assert labels["org.opencontainers.image.revision"] == "0123abc"
-    assert labels["org.opencontainers.image.version"] == "0.1.0"
+    assert labels["org.opencontainers.image.version"] == "1.0.0rc1"
     assert labels["org.opencontainers.image.title"] == "baton/checkpoint"
-    done = engine.run(changed, "grep", "-c", "CHANGED", "/opt/baton/flows/goal.py", options=["--network", "none"])
+    done = engine.run(changed, "grep", "-c", "CHANGED", "/opt/baton/flows/relay.py", options=["--network", "none"])
     assert done.stdout.strip() == "1"
 
 
@@ -140,7 +140,7 @@ def test_baton_command_works_in_an_image(engine: Engine) -> None:
     image = engine.build("checkpoint")
     options = ["--network", "none"]
     assert "Commands:" in engine.run(image, options=options).stdout  # the default command of the image
-    assert engine.run(image, "baton", "--version", options=options).stdout == "baton 0.1.0\n"
+    assert engine.run(image, "baton", "--version", options=options).stdout == "baton 1.0.0rc1\n"
     refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
     assert refused.returncode == 2, refused.stderr
 
@@ -153,7 +153,7 @@ def test_docker_api_runs_an_image(engine: Engine) -> None:
             output = client.containers.run(image, ["baton", "--version"], network_mode="host", remove=True)
         finally:
             client.close()
-    assert output == b"baton 0.1.0\n"
+    assert output == b"baton 1.0.0rc1\n"
 
 
 WITH_HANDLER = """

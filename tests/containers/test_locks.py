@@ -170,7 +170,7 @@ def test_build_command_is_a_list_of_arguments() -> None:
     assert command[:2] == ["podman", "build"]
     assert command[command.index("--target") + 1] == "image-tpu"
     assert command[command.index("--tag") + 1] == "baton/train-tpu:t"
-    assert {"BASE_IMAGE=a b; c", "IMAGE=train-tpu", "REVISION=r", "VERSION=0.1.0"} <= set(command)
+    assert {"BASE_IMAGE=a b; c", "IMAGE=train-tpu", "REVISION=r", "VERSION=1.0.0rc1"} <= set(command)
     assert command[-2:] == ["--quiet", str(CHECKOUT)]
     assert not any(word.startswith("BASE_IMAGE") for word in BUILD["build_command"](["docker"], "checkpoint"))
 
