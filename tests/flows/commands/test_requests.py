@@ -1,7 +1,6 @@
 """On Cloud Storage, `baton status` and a `baton run` with nothing to do take few requests, however long the log is."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,12 @@ from tests.support.sent_requests import Requests, requests_of
 STORAGE = "gs://bucket/team"
 
 
-@pytest.fixture(params=[10, 300])
-def run(tmp_path: Path, cloud: FakeGcs, request: pytest.FixtureRequest) -> FakeRun:
-    """A complete run whose log has at least this number of entries, at gs://bucket/team."""
-    run = FakeRun(tmp_path)
-    (tmp_path / "model.py").write_text("def build_model(): ...\n")
+@pytest.fixture(scope="module", params=[10, 300])
+def written(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> FakeRun:
+    """A complete run whose log has at least this number of entries."""
+    folder = tmp_path_factory.mktemp("written")
+    run = FakeRun(folder)
+    (folder / "model.py").write_text("def build_model(): ...\n")
     head, spec = run.head, load_run_file(run.run_file()).spec
     identity = {**head.identity, **identity_in_run_file(spec)}
     run.log.append(lambda _: Change(environment=head.environment, identity=identity), attempt="a")
@@ -31,9 +31,15 @@ def run(tmp_path: Path, cloud: FakeGcs, request: pytest.FixtureRequest) -> FakeR
     run.train(400).evaluate(0.9)
     run.retire(keep_last=2)
     run.attempt("a" * 32, ended="complete", uncommitted_seconds=0.0)
-    for path in run.root.files(""):
-        cloud.store.put("bucket", f"team/{path}", run.root.read(path))
     return run
+
+
+@pytest.fixture
+def run(written: FakeRun, cloud: FakeGcs) -> FakeRun:
+    """The run, at gs://bucket/team."""
+    for path in written.root.files(""):
+        cloud.store.put("bucket", f"team/{path}", written.root.read(path))
+    return written
 
 
 def sent_by(cloud: FakeGcs, *words: str) -> Requests:
