@@ -29,7 +29,6 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
-from tasks.foundation.model.batch_checks import batch_dependent_parts, describe_dependence
 from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_identity import summarize
 from tasks.foundation.model.variables import stateful_layers_warning
@@ -39,6 +38,8 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_sta
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.model_requirements import (
+    batch_dependent_parts,
+    describe_dependence,
     extremes_of,
     require_best,
     require_callbacks,

@@ -139,7 +139,7 @@ class Hosts:
 def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, Any]:
     """Train straight, then cut in two without a warm trainer; commit the first."""
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-    from tasks.foundation.model.batch_checks import batch_dependent_parts
+    from tasks.init_or_restore.model_requirements import batch_dependent_parts
     from tasks.train_segment.stage import forget_trainer
     from tasks.train_segment.trainer import WARM_TRAINER
 

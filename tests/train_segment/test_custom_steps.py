@@ -11,12 +11,11 @@ from tasks.evaluate.evaluator import Evaluator, Metrics
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.log.history import history_of
-from tasks.foundation.model.batch_checks import batch_dependent_parts
 from tasks.foundation.model.metrics import take_metrics, trace_returned_metrics
 from tasks.foundation.model.step import build_train_step, run_train_step
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_errors import describe
-from tasks.init_or_restore.model_requirements import require_best
+from tasks.init_or_restore.model_requirements import batch_dependent_parts, require_best
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, built, lab_of, spec_of
 

@@ -1,22 +1,449 @@
-"""A source that the user writes: a function such as `data.py:load`."""
+"""A source that the user writes: a function such as `data.py:load`, and the forms of what it returns.
 
+It returns arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one. The form decides how it is
+read, never a guess: what can be read two ways is refused, with both readings by their shapes. How it was read is said
+in the log. Several sets, or a list of whole arrays that may be a few examples, are refused: Keras's data functions
+return `x, y` or `(x_train, y_train), (x_test, y_test)`, and iterating over that yields two items, which with equal
+shapes would pass as two examples, test data included. Iteration runs in the run file's folder, and a source that never
+ends is noticed before it fills the disk.
+"""
+
+import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import itertools
+import operator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import CodeType, GeneratorType
+from typing import Any, TypeVar
 
 from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.dataset.features import describe_shapes, flatten, shared_batch_size, single_example_shapes
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, message
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_after_import
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import in_user_folder, load_function
-from tasks.prepare_data.sources.read_once import DrawWatch
-from tasks.prepare_data.sources.returned_forms import WARN_AT_EXAMPLES, Reader, call_user, endless_warning
+from tasks.foundation.user_errors import user_error
+from tasks.prepare_data.sources.columns import (
+    columns_of,
+    dataset_is_batched,
+    describe_parts,
+    describe_spec,
+    examples_of_batches,
+    floatx,
+    is_py_dataset,
+    is_table,
+    is_tf_dataset,
+    number_of_batches,
+)
+from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
 from tasks.prepare_data.sources.source import LocatedExample, Source, suggestion
+
+T = TypeVar("T")
+# Entered while the user's code runs.
+Surroundings = Callable[[], AbstractContextManager[None]]
+# A source without end shows itself by its number of examples, if nothing else does.
+WARN_AT_EXAMPLES = 1_000_000
+_HINT = "set data.examples: N to take the first N examples, or let the source end after one pass over the data"
+# Training, validation and test sets; x and y of training and test.
+_MOST_SETS, _MOST_PARTS = 3, 4
+_REMEDY = (
+    "return the arrays of one set as a tuple: return x, y (or yield from zip(x, y)); Baton holds out "
+    "data.validation_fraction of them"
+)
+REMEDY = (
+    "return arrays (x, y), a tf.data.Dataset or a keras.utils.PyDataset; or make it a generator function: yield x, "
+    "(x, y) or (x, y, sample_weight) for each example"
+)
+_FIRST_EPOCH = (
+    "to train on its first epoch in every epoch, yield its batches (for n in range(len(batches)): yield batches[n]) "
+    "and set data.batched: true"
+)
+_PARTS = {"x", "y", "sample_weight"}
+
+
+def call_user(reference: str, work: Callable[[], T], surroundings: Surroundings, *, what: str = "") -> T:
+    """Call the user's code.
+
+    Args:
+        reference: the user's function, for messages.
+        work: calls it.
+        surroundings: entered meanwhile.
+        what: text such as ` (example 3)`, for messages.
+
+    Raises:
+        SourceError: it raised; names the error, the file and the line.
+    """
+    with surroundings():
+        try:
+            return work()
+        except StopIteration:
+            raise
+        except (Exception, SystemExit) as fault:
+            raise SourceError(user_error(f"{reference}: raised", fault, end=what)) from fault
+
+
+def user_items(
+    reference: str, items: Iterable[object], surroundings: Surroundings, *, what: str
+) -> Iterator[tuple[str, object]]:
+    """Yield the items with their place, such as `data.py:load, example 3`.
+
+    Args:
+        reference: the user's function, for messages.
+        items: what it returned.
+        surroundings: entered while the next item is made.
+        what: what an item is: `example` or `batch`.
+
+    Raises:
+        SourceError: see `call_user`.
+    """
+    iterator = call_user(reference, lambda: iter(items), surroundings)
+    index = 0
+    while True:
+        try:
+            item = call_user(reference, lambda: next(iterator), surroundings, what=f" ({what} {index})")
+        except StopIteration:
+            return
+        yield f"{reference}, {what} {index}", item
+        index += 1
+
+
+def require_end(reference: str, returned: object) -> None:
+    """Refuse an iterable that certainly has no end: a repeated dataset, `itertools.cycle`, `while True` with no exit.
+
+    Args:
+        reference: the user's function, for messages.
+        returned: what it returned.
+
+    Raises:
+        SourceError: it has no end; names data.examples.
+    """
+    reason = _reason(returned)
+    if reason is not None:
+        raise endless_error(reference, reason)
+
+
+def endless_error(reference: str, reason: str) -> SourceError:
+    """Return the error for a source that has no end."""
+    return SourceError(message(f"{reference}: its examples have no end ({reason})", hints=[_HINT]))
+
+
+def endless_warning(reference: str, examples: int) -> str:
+    """Return the warning for a source that may have no end."""
+    return f"{reference}: {examples:,} examples so far, and no end; if it has none, stop and {_HINT}"
+
+
+def _reason(returned: object) -> str | None:
+    cardinality = getattr(returned, "cardinality", None)
+    if callable(cardinality) and type(returned).__module__.startswith("tensorflow"):
+        return "a tf.data.Dataset with repeat()" if int(cardinality()) == -1 else None
+    if isinstance(returned, itertools.cycle | itertools.count):
+        return f"itertools.{type(returned).__name__}"
+    if isinstance(returned, itertools.repeat) and operator.length_hint(returned, -1) == -1:
+        return "itertools.repeat"
+    if isinstance(returned, GeneratorType):
+        line = _endless_loop(returned.gi_code)
+        return None if line is None else f"line {line}: while True without break or return"
+    return None
+
+
+def _endless_loop(code: CodeType) -> int | None:
+    """Return the line of a loop of a generator function that yields and has no exit; None if there is none."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        function = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError):
+        return None  # its source cannot be read, or it is an expression
+    for node in _within(function):
+        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value:
+            inside = list(_within(node))
+            exits = any(isinstance(each, ast.Return | ast.Raise | ast.Break) for each in inside)
+            if not exits and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
+                return first + node.lineno - 1
+    return None
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes in a function or loop, without those of functions that it defines."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from _within(child)
+
+
+def require_examples(reference: str, examples: object) -> None:
+    """Refuse a tuple or list that may consist of whole arrays.
+
+    Args:
+        reference: the function that returned it, for messages.
+        examples: what it returned.
+
+    Raises:
+        SourceError: describes both readings by their shapes.
+    """
+    if not isinstance(examples, tuple | list):
+        return
+    sets = _sets(examples)
+    lengths = [length for each in sets if (length := shared_batch_size(_shapes(each))) is not None]
+    if not sets or len(lengths) != len(sets):
+        return
+    kind = type(examples).__name__
+    counted = "one set" if len(sets) == 1 else f"{len(sets)} sets"
+    each = single_example_shapes(_shapes(sets[0]))
+    raise SourceError(
+        message(
+            f"{reference}: returned a {kind} of {len(examples)}, which can be read two ways",
+            details=[
+                f"as {len(examples)} single examples: {_shape_of(examples[0])} and so on",
+                f"as arrays: {counted} of {', '.join(map(str, lengths))} examples of {describe_shapes(each)}",
+            ],
+            hints=[_REMEDY, f"or, if they are {len(examples)} single examples, set data.batched: false"],
+        )
+    )
+
+
+def _sets(examples: Sequence[object]) -> list[tuple[object, ...]]:
+    """Return the sets of arrays that the items may be; empty if they can only be examples."""
+    if 1 <= len(examples) <= _MOST_SETS and all(isinstance(each, tuple) for each in examples):
+        return [each for each in examples if isinstance(each, tuple)]
+    if not 1 < len(examples) <= _MOST_PARTS or any(isinstance(each, tuple) for each in examples):
+        return []
+    if len(examples) == _MOST_PARTS:
+        return [tuple(examples[:2]), tuple(examples[2:])]
+    return [tuple(examples)]
+
+
+def _shapes(parts: tuple[object, ...]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape by name; empty if they are not arrays, which `flatten` reports later."""
+    try:
+        return {name: (array.dtype.name, array.shape) for name, array in flatten(parts).items()}
+    except ValueError:
+        return {}
+
+
+def _shape_of(example: object) -> str:
+    shapes = _shapes(example if isinstance(example, tuple) else (example,))
+    words = ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in shapes.items())
+    return f"({words})" if isinstance(example, tuple) else words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads what a function returned.
+
+    Attributes:
+        reference: the function, for messages.
+        batched: `data.batched`.
+        accepted: the run has begun with its examples, so they are not refused as ambiguous.
+        bounded: `data.examples` is set, so the source may be endless.
+        ragged: `data.pad` or `data.pack` is set, so examples may differ in length.
+        ordered: `data.shuffle` is false, so the order of the examples counts.
+        note: receives how it is read, and warnings of what is read once though it may change with each pass.
+        surroundings: entered while the user's code runs.
+    """
+
+    reference: str
+    batched: bool | None = None
+    accepted: bool = False
+    bounded: bool = False
+    ragged: bool = False
+    ordered: bool = False
+    note: Callable[[Note], None] = lambda _: None
+    surroundings: Surroundings = nullcontext
+
+    def read(self, returned: object) -> Iterator[LocatedExample]:
+        """Yield the examples.
+
+        Raises:
+            SourceError: it has an unsupported form, is ambiguous or endless, or its code raised.
+        """
+        if is_tf_dataset(returned):
+            return self._tf_dataset(returned)
+        if is_py_dataset(returned):
+            return self._py_dataset(returned)
+        self._refuse_datasets_in_a_tuple(returned)
+        if isinstance(returned, Mapping):
+            return self._dict(returned)
+        if is_table(returned):
+            return self._table(returned)
+        if isinstance(returned, tuple | list) and self.batched is not False:
+            parts = _as_arrays(returned)
+            if parts is not None:
+                return self._arrays(parts)
+            if not self.accepted and self.batched is None:
+                require_examples(self.reference, returned)
+        return self._items(returned)
+
+    def _items(self, returned: object) -> Iterator[LocatedExample]:
+        if not isinstance(returned, Iterable) or isinstance(returned, str | bytes):
+            raise SourceError(f"{self.reference}: returned {_describe_type(returned)}; {REMEDY}")
+        if not self.bounded:
+            require_end(self.reference, returned)
+        items: Iterable[object] = returned
+        if not isinstance(returned, list | tuple):  # their items are there already
+            items = DrawWatch(self.reference, self._warn).items(returned)
+        return self._stream(items, batched=bool(self.batched))
+
+    def _say(self, text: str) -> None:
+        self.note(Note(text=f"{self.reference}: {text}"))
+
+    def _warn(self, text: str) -> None:
+        self.note(Note(text=text, warning=True))
+
+    def _stream(self, items: Iterable[object], *, batched: bool) -> Iterator[LocatedExample]:
+        located = user_items(self.reference, items, self.surroundings, what="batch" if batched else "example")
+        return examples_of_batches(located, ragged=self.ragged) if batched else located
+
+    def _tf_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
+        if not self.bounded:
+            require_end(self.reference, dataset)
+        batched = self.batched
+        if batched is None:
+            batched = dataset_is_batched(dataset, self.reference, ragged=self.ragged)
+            told = "as their shapes tell" if batched is not None else "set data.batched: true if they are batches"
+        else:
+            told = f"data.batched: {str(batched).lower()}"
+        elements = "batches, whose examples are taken one by one" if batched else "single examples"
+        self._say(f"the elements {describe_spec(dataset)} are read as {elements} ({told})")
+        for words in draws_of_dataset(dataset, order_counts=self.ordered):
+            self._warn(f"{self.reference}: {words}")
+        return self._stream(dataset, batched=bool(batched))
+
+    def _py_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
+        if self.batched is False:
+            raise SourceError(
+                f"{self.reference}: data.batched: false, but it returned a PyDataset, whose items are batches; remove "
+                "data.batched"
+            )
+        count = number_of_batches(dataset)
+        if count is None and not self.bounded:
+            raise endless_error(self.reference, "a PyDataset without __len__")
+        self._say(f"a PyDataset of {'endless' if count is None else count} batches")
+        second, watch = SecondPass(dataset), DrawWatch(self.reference, self._warn, owner=dataset)
+        call_user(self.reference, dataset.on_epoch_begin, self.surroundings, what=" (at the begin of an epoch)")
+        numbers = itertools.count() if count is None else range(count)
+        examples = second.first(self._batches(dataset, numbers, watch))
+        if not second.hooks:
+            return examples
+        if count is None or self.bounded:
+            self._warn(
+                f"{self.reference}: the PyDataset is read once, so {second.hooks} is without effect; {TRANSFORM}"
+            )
+            return examples
+        return itertools.chain(examples, self._nothing_if_equal(dataset, count, second, watch))
+
+    def _batches(self, dataset: Any, numbers: Iterable[int], watch: DrawWatch) -> Iterator[LocatedExample]:
+        """Take batches of a `PyDataset` apart, each as `fit` takes it: a list is (x, y)."""
+        batches = (watch.call(dataset.__getitem__, number) for number in numbers)
+        return self._stream((tuple(each) if isinstance(each, list) else each for each in batches), batched=True)
+
+    def _nothing_if_equal(
+        self, dataset: Any, count: int, second: SecondPass, watch: DrawWatch
+    ) -> Iterator[LocatedExample]:
+        """Yield no example, but refuse a `PyDataset` whose second epoch has others than the first.
+
+        If its batches draw random numbers, only their number is compared: the draws are said already.
+        """
+
+        def begin() -> None:
+            dataset.on_epoch_end()
+            dataset.on_epoch_begin()
+
+        call_user(self.reference, begin, self.surroundings, what=" (at the end of an epoch)")
+        found = second.difference(
+            count,
+            lambda: call_user(self.reference, lambda: number_of_batches(dataset), self.surroundings),
+            None if watch.warned else lambda numbers: self._batches(dataset, numbers, watch),
+            order_counts=self.ordered,
+        )
+        if found:
+            text = (
+                f"{self.reference}: the PyDataset {type(dataset).__name__} changes between epochs: {found}; it is read "
+                f"once, so {second.hooks} is without effect"
+            )
+            if not self.accepted:
+                raise SourceError(message(text, hints=[TRANSFORM, _FIRST_EPOCH]))
+            self._warn(f"{text}; {TRANSFORM}")
+        yield from ()
+
+    def _dict(self, returned: Mapping[str, object]) -> Iterator[LocatedExample]:
+        if set(returned) <= _PARTS and "x" in returned and len(returned) > 1:
+            parts = tuple(returned[part] for part in ("x", "y", "sample_weight") if part in returned)
+            raise SourceError(
+                message(
+                    f"{self.reference}: returned a dict of {', '.join(returned)}, which can be read two ways",
+                    details=[
+                        f"as x, y and so on: {describe_parts(parts)}",
+                        f"as inputs of those names: {describe_parts((returned,))}",
+                    ],
+                    hints=[
+                        "for labels: return x, y",
+                        "for inputs with these names: return (inputs, labels), or rename",
+                    ],
+                )
+            )
+        return self._arrays((returned,))
+
+    def _table(self, returned: object) -> Iterator[LocatedExample]:
+        if self.batched is False:
+            return self._stream(returned, batched=False)  # type: ignore[arg-type]
+        return self._arrays((returned,))
+
+    def _arrays(self, parts: tuple[object, ...]) -> Iterator[LocatedExample]:
+        if self.batched is not None:
+            raise SourceError(
+                f"{self.reference}: data.batched: {str(self.batched).lower()}, but it returned whole arrays: "
+                f"{describe_parts(parts)}; remove data.batched, or yield from the arrays"
+            )
+        remedy = "return arrays of the same length: one row of each array for each example"
+        columns = columns_of(
+            parts, where=f"{self.reference}: returned arrays", remedy=remedy, ragged=self.ragged, floatx=floatx()
+        )
+        changed = f"; as in fit, {columns.changed()}" if columns.changed() else ""
+        found = f"returned arrays of {counted(columns.length, 'example')}: {columns.described()}"
+        self._say(f"{found}{changed}")
+        return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
+
+    def _refuse_datasets_in_a_tuple(self, returned: object) -> None:
+        if not isinstance(returned, tuple | list):
+            return
+        found = [each for each in returned if is_tf_dataset(each) or is_py_dataset(each)]
+        if found:
+            kinds = ", ".join(type(each).__name__ for each in returned)
+            raise SourceError(
+                f"{self.reference}: returned a {type(returned).__name__} of {kinds}; return the training data alone: "
+                "return train_dataset"
+            )
+
+
+def _as_arrays(returned: tuple[object, ...] | list[object]) -> tuple[object, ...] | None:
+    """Return x, (x, y) or (x, y, sample_weight) if a function returned these as whole arrays."""
+    if isinstance(returned, list):
+        return None
+    parts = returned
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3 or all(isinstance(each, tuple) for each in parts):  # noqa: PLR2004 - x, y and weights
+        return None
+    kinds = list(map(_is_whole, parts))
+    return parts if any(kinds) else None
+
+
+def _is_whole(part: object) -> bool:
+    """Whether x, y or the weights may be whole arrays, and are not one number or one text."""
+    if isinstance(part, Mapping):
+        return any(map(_is_whole, part.values()))
+    return is_table(part) or (isinstance(part, list | tuple) and len(part) > 0)
+
+
+def _describe_type(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def function(

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.dataset.features import unflatten
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.returned_forms import Reader
+from tasks.prepare_data.sources.function import Reader
 
 N = 6
 Y = np.arange(N)

@@ -14,7 +14,7 @@ from keras.utils import PyDataset
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.returned_forms import Reader
+from tasks.prepare_data.sources.function import Reader
 
 X, Y, W = np.zeros((40, 8), np.float32), np.arange(40), np.ones(40)
 SHORT, IMAGES = np.arange(39), np.zeros((40, 6, 6, 1), np.uint8)
