@@ -158,7 +158,7 @@ def test_all_processes_of_a_run_order_sets_alike(tmp_path: Path) -> None:
     default = trained(file, "default", seed=None)
     assert default["state_digest"] != straight["state_digest"]
     home = tmp_path / "runs" / "default" / "log" / "00000000.json"
-    assert json.loads(home.read_text())["head"]["environment"]["hash_seed"] == 0
+    assert json.loads(home.read_text())["body"]["environment"]["hash_seed"] == 0
     # A notebook trains in a process of its own, with the run's seed.
     trained(file, "notebook", "--max-segments", "1", seed="1")
     assert run(file, run="notebook").history() == run(file, run="straight").history()
