@@ -112,29 +112,17 @@ def relay(
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
                 ):
                     watch.follow_saves(lambda: saves.busy, saves.seconds_of_save)
-                    place = Place(
-                        root=run.root,
-                        home=run.home,
-                        log=run.log,
-                        code_folder=run.folder,
-                        telemetry=sinks,
-                        saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
-                    )
                     try:
-                        dataset = _prepare_data(admitted, runner, place, hosts, is_new=head is None)
-                        # From here on, it is known where epochs end.
-                        known = admitted.with_examples(dataset.train_examples)
-                        return Relay(
-                            spec=known.run.spec,
-                            runner=runner,
-                            place=place,
-                            hosts=hosts,
-                            admitted=known,
-                            dataset=dataset,
+                        return Relay.prepared(
+                            admitted,
+                            runner,
+                            hosts,
+                            telemetry=sinks,
+                            saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
                             ledger=ledger,
-                            curves=CurveFiles(run.log),
                             track=track,
-                            elapsed=lambda: clock() - began,
+                            clock=clock,
+                            began=began,
                             is_new=head is None,
                         ).run_to_goal()
                     finally:
@@ -146,23 +134,6 @@ def relay(
                     raise StageLost(f"{stop}; the run has not begun; run the same command again to begin it") from stop
                 telemetry.emit(Note(text=str(stop), warning=True))
                 return result
-
-
-def _prepare_data(
-    admitted: Admitted, runner: Runner, place: Place, hosts: "Accelerator | OneHost", *, is_new: bool
-) -> DatasetRef:
-    """Prepare the dataset on the chief first; the other hosts then find it prepared."""
-    telemetry = place.telemetry
-    telemetry.emit(Phase(cause="prepare-data"))
-    if not hosts.is_chief:
-        hosts.broadcast_from_chief(0)
-    if is_new:
-        check = features_check(admitted.run, hosts, remote=runner.remote, telemetry=telemetry)
-        place = dataclasses.replace(place, check_features=check)
-    dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=admitted.run.spec), place)
-    if hosts.is_chief:
-        hosts.broadcast_from_chief(0)
-    return dataset
 
 
 # How many times in a row a checkpoint may be found damaged between its verification and its use.
@@ -179,7 +150,8 @@ class Relay(Command):
         ledger: of the attempt.
         curves: the TensorBoard files of the run.
         track: tells trackers that the log has grown.
-        elapsed: seconds of the command so far.
+        clock: monotonic time in seconds.
+        began: its reading when the command began.
         is_new: whether the run had no log when the command began.
     """
 
@@ -188,8 +160,55 @@ class Relay(Command):
     ledger: Ledger
     curves: CurveFiles
     track: Callable[[], None]
-    elapsed: Callable[[], float]
+    clock: Callable[[], float]
+    began: float
     is_new: bool
+
+    @classmethod
+    def prepared(
+        cls,
+        admitted: Admitted,
+        runner: Runner,
+        hosts: "Accelerator | OneHost",
+        *,
+        telemetry: Sink,
+        saves: AsyncSaves | None,
+        ledger: Ledger,
+        track: Callable[[], None],
+        clock: Callable[[], float],
+        began: float,
+        is_new: bool,
+    ) -> "Relay":
+        """Prepare the dataset on the chief first; the other hosts then find it prepared."""
+        run = admitted.run
+        place = Place(
+            root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry, saves=saves
+        )
+        telemetry.emit(Phase(cause="prepare-data"))
+        if not hosts.is_chief:
+            hosts.broadcast_from_chief(0)
+        checked = place
+        if is_new:
+            check = features_check(run, hosts, remote=runner.remote, telemetry=telemetry)
+            checked = dataclasses.replace(place, check_features=check)
+        dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=run.spec), checked)
+        if hosts.is_chief:
+            hosts.broadcast_from_chief(0)
+        admitted = admitted.with_examples(dataset.train_examples)  # from here on, it is known where epochs end
+        return cls(
+            spec=admitted.run.spec,
+            runner=runner,
+            place=place,
+            hosts=hosts,
+            admitted=admitted,
+            dataset=dataset,
+            ledger=ledger,
+            curves=CurveFiles(place.log),
+            track=track,
+            clock=clock,
+            began=began,
+            is_new=is_new,
+        )
 
     def run_to_goal(self) -> RelayResult:
         """Run the stages in order until the goal is reached or the command must stop."""
@@ -394,7 +413,7 @@ class Relay(Command):
 
     def _seconds_left(self) -> float | None:
         budget = self.admitted.goal.max_seconds
-        return None if budget is None else budget - self.elapsed()
+        return None if budget is None else budget - (self.clock() - self.began)
 
     def _warn(self, text: str) -> None:
         self.place.telemetry.emit(Note(text=text, warning=True))

@@ -186,7 +186,7 @@ class CommitInterval:
         self._telemetry = telemetry
         self._clock = clock
         self._saves = place.saves
-        self._number = request.number
+        self._where = f", in segment {request.number}"  # for errors
 
     def commit_is_due(self, step: int, cadence: CommitCadence) -> bool:
         """Whether a step was trained since the last commit, and its time has come or its rows fill an entry."""
@@ -246,7 +246,7 @@ class CommitInterval:
         home, attempt = self.run_log.home, uuid.uuid4().hex
         staged = stage_checkpoint(trainer.state, home, base=self.base, attempt=attempt, where=self._where)
         trainer.staging_seconds = seconds_between(began, self._clock())
-        trainer.holds(staged)
+        trainer.warm.set_content(staged)
         return staged
 
     def commit(self, trainer: Trainer, reason: ExitReason) -> None:
@@ -364,10 +364,6 @@ class CommitInterval:
             )
         )
 
-    @property
-    def _where(self) -> str:
-        return f", in segment {self._number}"
-
     def _prepare_save(self, trainer: Trainer) -> None:
         """Wait for the save before, and collect what goes into the commit besides the state."""
         self.wait_for_save(trainer.accelerator)
@@ -402,7 +398,7 @@ class CommitInterval:
         if snapshot is not None:
             saves.begin(lambda: write_snapshot(snapshot, home, base=base, attempt=attempt, processed=processed))
         reference = CheckpointRef.in_flight(step=state.step, base=base, attempt=attempt)
-        trainer.holds(reference)
+        trainer.warm.set_content(reference)
         return self.result(reason, in_flight=reference)
 
     def _seconds_of_save(self, trainer: Trainer) -> float:

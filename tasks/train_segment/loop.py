@@ -69,7 +69,7 @@ def train(
             and clock() - began >= train.segment_seconds
             and step > interval.start.step,
             commit_is_due=interval.commit_is_due(step, trainer.cadence),
-            steps=min(end - step, steps_within(longest, steps_per_second)),
+            steps=min(end - step, max(1, int(longest * steps_per_second))),
             save_failed=place.saves is not None and place.saves.failed,
         ).agreed(trainer.accelerator)
         if decision.save_failed:
@@ -89,14 +89,9 @@ def train(
         if place.saves is not None:
             reserve_memory(trainer.state)
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)
-        if trainer.state.step % train.log_every_steps == 0:
-            row = trainer.read_metrics()
-            watch.check(row)
-            interval.work.log(row)
-            if trainer.callbacks is not None:
-                place.telemetry.emit(Waiting(on="callbacks"))
-            if trainer.take_row(row):
-                break  # the next segment starts here, and logs that the run is finished
+        due = trainer.state.step % train.log_every_steps == 0
+        if due and _take_row(trainer, interval, watch, place):
+            break  # the next segment starts here, and logs that the run is finished
         place.telemetry.emit(
             Training(
                 step=trainer.state.step,
@@ -109,6 +104,16 @@ def train(
             )
         )
     return interval.end(trainer, reason)
+
+
+def _take_row(trainer: Trainer, interval: CommitInterval, watch: LossWatch, place: Place) -> bool:
+    """Read the metrics since the last row, and log them. Returns whether callbacks end the run here."""
+    row = trainer.read_metrics()
+    watch.check(row)
+    interval.work.log(row)
+    if trainer.callbacks is not None:
+        place.telemetry.emit(Waiting(on="callbacks"))
+    return trainer.take_row(row)
 
 
 def _stop(reason: StopReason, grace_left: float, trainer: Trainer, interval: CommitInterval) -> SegmentResult:
@@ -133,11 +138,6 @@ def _loss_watch(trainer: Trainer, interval: CommitInterval, place: Place) -> Los
     watch = LossWatch(factor, rows)
     trainer.keep_watch(watch)
     return watch
-
-
-def steps_within(seconds: float, steps_per_second: float) -> int:
-    """Number of steps that take about `seconds`; at least 1."""
-    return max(1, int(seconds * steps_per_second))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

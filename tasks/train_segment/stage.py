@@ -90,7 +90,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
 
 def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     interval.work.begin_cause("restore")
-    if not trainer.accelerator.all_agree(trainer.has(interval.start)):
+    if not trainer.accelerator.all_agree(trainer.warm.holds(interval.start)):
         interval.wait_for_save(trainer.accelerator)  # it is restored from the store
     if trainer.restore(place.home, interval.start):
         place.log.note_read(interval.start.path)

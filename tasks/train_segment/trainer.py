@@ -277,10 +277,6 @@ class Trainer:
         self._watch: LossWatch | None = None
         self._watched_restores = 0
 
-    def has(self, ref: CheckpointRef) -> bool:
-        """Whether the state in memory of this host is that of a checkpoint."""
-        return self.warm.holds(ref)
-
     @property
     def loss_watch(self) -> LossWatch | None:
         """Has the losses before the state in memory; None if they must be read from the log."""
@@ -321,10 +317,6 @@ class Trainer:
         if not self.callbacks.begin(log, start, self._evaluation_of(start)):
             self.warm.set_content(start)
         return self._agreed_end(self.callbacks)
-
-    def holds(self, ref: CheckpointRef | None) -> None:
-        """Note that the state in memory was staged as `ref`; None on hosts other than the chief."""
-        self.warm.set_content(ref)
 
     def seek(self, batch: int, telemetry: Sink) -> None:
         """Move the data stream to a batch index. Does nothing if it is there already."""

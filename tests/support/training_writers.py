@@ -126,9 +126,6 @@ class _Trainer:
         self.state, self.accelerator, self.traced = self, OneHost(), None
         self.cadence = SimpleNamespace(processed=None, is_auto=False, stalled=lambda _: None)
 
-    def holds(self, ref: CheckpointRef | None) -> None:
-        """The content is kept by `Process.train`."""
-
 
 @dataclass
 class Process:
@@ -167,7 +164,7 @@ class Process:
             unused: Any = None
             relay = Relay(
                 spec=SPEC, runner=_Runner(self), place=place, hosts=OneHost(), admitted=admitted, dataset=_DATASET,
-                ledger=unused, curves=unused, track=unused, elapsed=lambda: 0.0, is_new=False,
+                ledger=unused, curves=unused, track=unused, clock=lambda: 0.0, began=0.0, is_new=False,
             )  # fmt: skip
             head = log.require_head()
             while True:

@@ -82,9 +82,6 @@ class Trained:
         self.cadence = CommitCadence(CheckpointSpec(every_seconds=None), state_bytes=0)
         self.traced: TracedStep | None = None
 
-    def holds(self, ref: CheckpointRef | None) -> None:
-        pass
-
 
 class AppendingInterval(CommitInterval):
     """Stages nothing; its commits only append the log entry."""
