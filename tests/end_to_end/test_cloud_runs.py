@@ -69,7 +69,7 @@ def _assert_only_known_files(root: Path) -> None:
     names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     folders = {ref.path for ref in head.retained} | {old.path for old in head.retired}
     shapes = [
-        r"digits-cnn/log/(\d{8}\.json|HINT|retained/[0-9a-f]{32}\.json)",
+        r"digits-cnn/log/(\d{8}\.json|HINT)",
         rf"digits-cnn/({'|'.join(sorted(folders))})/(ckpt\.index|ckpt\.data-\d{{5}}-of-\d{{5}}|manifest\.json)",
         r"digits-cnn/code/[0-9a-f]{16}\.json",
         r"digits-cnn/confusion/\d{8}-\d{8}-[0-9a-f]{32}\.json",

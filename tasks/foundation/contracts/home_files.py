@@ -34,7 +34,6 @@ _KB, _MB = 1 << 10, 1 << 20
 _LIMITS: Final = {
     r"log/HINT": _KB,
     r"log/\d+\.json": 16 * _MB,
-    r"log/retained/[^/]+\.json": 16 * _MB,
     r"log/blocks/[^/]+\.json": 64 * _MB,
     r"checkpoints/[^/]+/manifest\.json": 32 * _MB,
     r"datasets/[^/]+/manifest\.json": 32 * _MB,

@@ -69,7 +69,6 @@ ROWS: dict[str, Spoil] = {
     "newest entry": lambda run: sparse(newest(run))(run),
     "first entry": sparse("log/00000000.json"),
     "entry after the newest": lambda run: sparse(entry_path(run.head.number + 1))(run),
-    "page": sparse("log/retained/0123.json"),
     "attempt": sparse(f"attempts/{'a' * 32}.json"),
     "pack of attempts": sparse("attempts/closed/0123.json"),
     "answer": sparse("answers/0123.json"),

@@ -22,7 +22,6 @@ LIMITS = {
     "log/HINT": 1 << 10,
     "log/00000007.json": 16 * MB,
     "log/123456789.json": 16 * MB,
-    "log/retained/0a.json": 16 * MB,
     "log/blocks/00000000.json": 64 * MB,
     "checkpoints/00000100-00000001-a/manifest.json": 32 * MB,
     "datasets/0123/manifest.json": 32 * MB,
