@@ -77,7 +77,7 @@ def _facts(entry: Entry) -> dict[str, object]:
         "step": _step(entry),
         "epoch": _epoch(entry),
         "base": entry.head.base,
-        **entry.body.model_dump(),
+        **entry.body.model_dump(exclude={"format"}),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint.fork import fork
-from tasks.foundation.contracts.log_entry import Change, Head
+from tasks.foundation.contracts.log_entry import Change, Head, UnfinishedFork
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import IdentityChanged, InvalidInput
@@ -186,7 +186,7 @@ def test_unfinished_fork_does_not_start_at_step_0(lab: Lab) -> None:
     home, origin_file = lab.home(forked), lab.home(forked).read("log/00000000.json")
     # As if the process had been killed before the origin entry.
     home.delete("log")
-    home.write("fork.json", made.lineage.to_json())
+    home.write("fork.json", UnfinishedFork(lineage=made.lineage).to_json())
     with pytest.raises(InvalidInput, match=r"forked is a fork without a whole checkpoint.*--at-step 0 --as forked"):
         begin(lab, forked)
     assert lab.log(forked).head() is None

@@ -19,7 +19,7 @@ from tasks.foundation.contracts.checkpoint import (
     checkpoint_folder,
 )
 from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code
-from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
+from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin, UnfinishedFork
 from tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
@@ -76,7 +76,7 @@ def _planned_lineage(log: RunLog) -> Lineage | None:
         data = log.home.read(UNFINISHED_FORK)
     except FileMissing:
         return None
-    return Lineage.from_json(data, where=f"{log.home.uri}/{UNFINISHED_FORK}", error=RunLogError)
+    return UnfinishedFork.from_json(data, where=f"{log.home.uri}/{UNFINISHED_FORK}", error=RunLogError).lineage
 
 
 def find_same_fork(log: RunLog, head: Head | None, existing: Lineage | None, wanted: Lineage) -> Fork | None:
@@ -214,7 +214,7 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
     base = 0 if newest is None else newest.base  # 0 is the origin entry, which is written later
     folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
     if newest is None:
-        target.home.write(UNFINISHED_FORK, lineage.to_json())
+        target.home.write(UNFINISHED_FORK, UnfinishedFork(lineage=lineage).to_json())
 
     def decide(newest: Head | None) -> Body | None:
         return origin if newest is None else None

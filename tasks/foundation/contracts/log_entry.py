@@ -210,6 +210,13 @@ class Lineage(Contract):
         return self if kept is None else kept
 
 
+class UnfinishedFork(Contract):
+    """`fork.json`: what a home without a log is about to become a fork of."""
+
+    format: Literal[1] = 1
+    lineage: Lineage
+
+
 class Origin(Contract):
     """The first entry: the identity of the run."""
 
@@ -304,6 +311,7 @@ class Retire(Contract):
 class Evaluation(Contract):
     """Metrics of a committed checkpoint. An entry of this kind has those on the validation set."""
 
+    format: Literal[1] = 1  # of the answer of a stage
     kind: Literal["evaluation"] = "evaluation"
     checkpoint: CheckpointRef
     metrics: dict[str, float]
@@ -456,6 +464,7 @@ class _State(Contract):
 class Head(_State):
     """The folded state of the newest entry, with the identity and the environment that other entries may have set."""
 
+    format: Literal[1] = 1  # of the answer of a stage
     number: int = Field(ge=0, description="number of the entry that has this state")
     identity_in: SetIn
     environment_in: SetIn
