@@ -5,7 +5,7 @@ its embedded server serves, on an open socket. It is imported without garbage co
 time. Prefect migrates its database when the server starts, and two servers that create the same tables at once fail.
 So the servers of one PREFECT_HOME migrate one after another: each holds a lock, which the system takes back if it dies.
 
-Besides the names here, Baton relies on internals of Prefect 3.8.8 in three places: `server.py` sets the environment
+Besides the names here, Baton relies on internals of Prefect 3.9.1 in three places: `server.py` sets the environment
 variables with which Prefect starts its own embedded server (`PREFECT__SERVER_...`); `record.py` runs its engine
 outside the main thread, where it handles no signals; and `artifacts.py` updates artifacts without the event that has
 their data.
@@ -69,7 +69,7 @@ def lease_shield() -> Iterator[None]:
     """Keep a server that is down from ending the flow run before the work in this context is done.
 
     A flow run of a deployment with a concurrency limit renews the lease of its slot every 225 seconds. After three
-    failed requests in a row, some five seconds, Prefect 3.8.8 raises CancelledError in the main thread, wherever it is,
+    failed requests in a row, some five seconds, Prefect 3.9.1 raises CancelledError in the main thread, wherever it is,
     because another flow run may now take the slot. The segment in training would be lost. Baton does not need this: its
     log lets only one process commit. So the error waits behind the shield that Prefect uses for its own work. The flow
     run then crashes after the work is committed, and the next flow run continues from there.
