@@ -226,7 +226,7 @@ def runs_after_change(folder: str, replicas: int) -> dict[str, Any]:
         assert restore_warm_state(warm, lab.home(after), tip)
         found[name] = {
             "ends": [end.state_digest for end in ends if end is not None],
-            "rewound": [warm.state.digest().root, restored(lab, after, tip).digest()],
+            "rewound": [warm.state.digest().root, restored(lab, after, tip).digest().root],
         }
     return found
 
