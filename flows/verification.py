@@ -1,6 +1,6 @@
 """Reads every committed byte of a run again: log, code, checkpoints, datasets. Reports damage.
 
-`baton verify` writes nothing. A caller that has the right to may ask to quarantine what is damaged.
+`baton verify` writes nothing. The deployment `verify/weekly` also quarantines what is damaged.
 
 The size of a file is compared before its bytes are read, so a file that is too large costs nothing.
 """
@@ -69,6 +69,20 @@ class Findings:
     dataset: str | None = None
     not_read: int = 0  # shards in files outside of the storage, where no run file names them
     damages: list[Damage] = field(default_factory=list)
+
+    def words(self, home: str) -> str:
+        """Say in a line what was read.
+
+        Args:
+            home: the address of the run's home.
+        """
+        dataset = f", and {self.dataset}" if self.dataset else ""
+        earlier = f"; {self.quarantined} quarantined earlier, not read" if self.quarantined else ""
+        return (
+            f"{home}: read {counted(self.entries, 'log entry', 'log entries')}, "
+            f"{counted(self.checkpoints, 'checkpoint')}{dataset}: {counted(self.files, 'file')}, "
+            f"{size_words(self.bytes)}{earlier}"
+        )
 
 
 def verify_home(

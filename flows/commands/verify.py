@@ -11,7 +11,7 @@ from flows.opened_run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import BAD, GOOD, size_words
+from tasks.foundation.telemetry.formatting import BAD, GOOD
 
 
 def verify(
@@ -38,13 +38,7 @@ def _say(opened: RunHome, findings: Findings) -> None:
         headline, *hints = damage.what.split("\n")
         for line in (f"damaged: {headline}", *hints):
             out.line(line)
-    dataset = f", and {findings.dataset}" if findings.dataset else ""
-    earlier = f"; {findings.quarantined} quarantined earlier, not read" if findings.quarantined else ""
-    out.line(
-        f"{opened.home.uri}: read {counted(findings.entries, 'log entry', 'log entries')}, "
-        f"{counted(findings.checkpoints, 'checkpoint')}{dataset}: {counted(findings.files, 'file')}, "
-        f"{size_words(findings.bytes)}{earlier}"
-    )
+    out.line(findings.words(opened.home.uri))
     if findings.not_read:
         out.line(
             f"not read: {counted(findings.not_read, 'shard')} in files outside of the storage; "

@@ -1,9 +1,10 @@
-"""The flows of deployments: train-run, evaluate-best and audit.
+"""The flows of deployments: train-run, evaluate-best, audit and verify.
 
 train-run is the relay: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate.
 evaluate-best evaluates a committed checkpoint again, by default the best one: as a scheduled check, it compares the
 metrics in the log with those that the checkpoint's bytes give today. audit executes committed steps again, as `baton
-audit` does, and fails if a bit differs: it finds what no checksum sees.
+audit` does, and fails if a bit differs: it finds what no checksum sees. verify reads every committed byte again, as
+`baton verify` does, and takes damaged checkpoints out of use while older ones are there.
 
 This file is not called flows.py: Prefect loads it by its path, with its folder first in Python's search path.
 """
@@ -21,12 +22,13 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows.admit import Admitted, admit
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
-from flows.opened_run import Goal, Run, run_of_deployment, write_run_file
+from flows.opened_run import Goal, Run, open_run, run_of_deployment, write_run_file
 from flows.process import keep_main_module_from_children, mask_library_output
 from flows.proof.choose import Choice
 from flows.proof.receipt import audit_in_scratch, receipt_lines
 from flows.result import RelayResult
 from flows.runner import StageStopped
+from flows.verification import Findings, verify_home
 from flows.with_prefect.internals import lease_shield
 from flows.with_prefect.record import PrefectRunLogger, failed, recorded_relay, tag_flow_run, tags_of
 from flows.with_prefect.remote_stage import runner_for
@@ -285,3 +287,34 @@ def audited(receipt: AuditReceipt, address: str) -> State[AuditReceipt]:
     if receipt.verdict == "same":
         return Completed(message=message, data=receipt)
     return Failed(name="Differs", message=message)
+
+
+@flow(name="verify", flow_run_name=run_name, validate_parameters=True)
+def verify(run_file: str, overrides: list[str] | None = None) -> State[str]:
+    """Read every committed byte of a run again, and quarantine damaged checkpoints.
+
+    A checkpoint is quarantined if two more reads find it damaged, and never if it is the tip: a run at work goes on
+    from memory, and the next start quarantines it. If anything is damaged, the flow run ends as `Damaged`, which
+    Prefect counts as failed.
+
+    Args:
+        run_file: path of the run file; or the address of the run's home.
+        overrides: settings that replace those of the file, each as a.b=c.
+    """
+    try:
+        if not run_file:
+            load_run_file(Path(run_file))  # says what is missing; an empty address would be the working folder's home
+        opened = open_run(run_file, overrides)
+        if isinstance(opened, Run):
+            tag_flow_run(opened.spec, PrefectRunLogger())
+        return verified(verify_home(opened, quarantine=True), opened.home.uri)
+    except BatonError as fault:
+        return failed(fault)
+
+
+def verified(findings: Findings, home: str) -> State[str]:
+    """The last state of a flow run that has verified; Prefect's pages show its message."""
+    words = findings.words(home)
+    if not findings.damages:
+        return Completed(message=f"all bytes agree with their manifests and the log: {words}", data=words)
+    return Failed(name="Damaged", message="\n".join([*(damage.what for damage in findings.damages), words]))

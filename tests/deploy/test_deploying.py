@@ -144,6 +144,7 @@ def test_all_deployments_are_created(server: Server) -> None:
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
         "audit/weekly",
+        "verify/weekly",
     }
     for name, schedules in scheduled.items():
         assert [each["active"] for each in schedules] == [False]

@@ -55,6 +55,7 @@ def test_every_flow_has_every_kind_of_deployment() -> None:
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
         "audit/weekly",
+        "verify/weekly",
     }
 
 
@@ -104,6 +105,7 @@ def test_supervisors_run_one_at_a_time_and_are_inactive() -> None:
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
         "audit/weekly",
+        "verify/weekly",
     }
     for deployment in scheduled.values():
         assert deployment["concurrency_limit"]["limit"] == 1
@@ -171,4 +173,4 @@ def test_pending_runs_are_marked_before_leases_expire() -> None:
             deployment
         )
         assert "baton" in deployment["tags"]
-    assert len(supervisors) == 5
+    assert len(supervisors) == 6

@@ -20,7 +20,7 @@ from flows.runner import StageStopped
 from flows.with_prefect import remote_stage
 from flows.with_prefect import run_flows as module
 from flows.with_prefect.record import FlowRunBeside
-from flows.with_prefect.run_flows import MachineIsGoing, evaluate_best, evaluated, stopped, train_run
+from flows.with_prefect.run_flows import MachineIsGoing, evaluate_best, evaluated, stopped, train_run, verify
 from flows.with_prefect.train_beside import train_beside
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Evaluation
@@ -36,10 +36,10 @@ from tasks.foundation.errors import (
 )
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
-from tests.support.fake_run import FakeRun
+from tests.support.fake_run import FakeRun, flip_a_byte
 
 
-@pytest.mark.parametrize("flow", [train_run, evaluate_best])
+@pytest.mark.parametrize("flow", [train_run, evaluate_best, verify])
 @pytest.mark.parametrize(
     ("file", "overrides", "name"),
     [
@@ -293,6 +293,24 @@ def test_cancelled_remote_stage_cancels_the_flow_run(tmp_path: Path, monkeypatch
         state = evaluate_best.fn(str(run.run_file()), settings)
     assert state.type.value == "CANCELLED"
     assert state.message.startswith("nothing was evaluated: evaluate step 100 (flow run ")
+
+
+@pytest.mark.parametrize("by", ["file", "home"])
+def test_damage_is_quarantined_and_fails_the_flow_run(tmp_path: Path, by: str) -> None:
+    run = FakeRun(tmp_path).train(100).train(200)
+    _, older, tip = run.head.retained
+    address = str(run.run_file()) if by == "file" else run.address
+    with disable_run_logger():
+        whole = verify.fn(address)
+        flip_a_byte(run.path(f"{older.path}/ckpt.index"))
+        damaged = verify.fn(address)
+        again = verify.fn(address)
+    assert whole.is_completed()
+    assert (damaged.name, damaged.is_failed()) == ("Damaged", True)
+    assert "; the checkpoint is quarantined now\n" in str(damaged.message)
+    assert (run.head.quarantined, run.head.tip) == ((older,), tip)
+    assert again.is_completed()
+    assert str(again.message).endswith("; 1 quarantined earlier, not read")
 
 
 def test_flow_run_crashes_when_its_machine_is_preempted() -> None:
