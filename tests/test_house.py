@@ -260,7 +260,7 @@ def test_signatures_of_flows_and_stages_have_types() -> None:
 
 def test_folders_of_tests_mirror_folders_of_sources() -> None:
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
-    own = {"end_to_end", "fakes", "containers", "deploy", "benchmarks", "gallery", "protocol"}
+    own = {"end_to_end", "homes", "fakes", "containers", "deploy", "benchmarks", "gallery", "protocol"}
     for folder in sorted(folders):
         if folder.parts and folder.parts[0] not in own:
             source = ROOT / folder if folder.parts[0] == "flows" else ROOT / "tasks" / folder
