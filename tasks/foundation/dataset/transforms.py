@@ -486,7 +486,9 @@ def transform_errors(data: DataSpec, where: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as fault:
-        if not data.transforms or _NEXT_BATCH not in str(fault):
+        # Of several root errors the first is the cause: when a step fails, batches that others wait for are cancelled.
+        cause = str(fault).partition("\n  (1) ")[0]
+        if not data.transforms or _NEXT_BATCH not in cause:
             raise
         with op_errors_as_model_error(f"{listed(data.transforms)} failed {where}"):
             raise

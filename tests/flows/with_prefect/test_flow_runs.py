@@ -153,7 +153,9 @@ def test_command_refuses_a_wrong_key_and_writes_nothing(tmp_path: Path) -> None:
     before = run.files()
     with server_with_status(401) as url:
         environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
-        done = baton(environment, "run", str(run.run_file()), "--set", "train.steps=200")
+        settings = ("train.steps=200", "stages.train_segment=train-segment/docker")
+        words = [word for setting in settings for word in ("--set", setting)]
+        done = baton(environment, "run", str(run.run_file()), *words)
     assert done.returncode == 2, done.stderr
     assert "PREFECT_API_KEY" in done.stderr
     assert "unexpected" not in done.stderr

@@ -20,7 +20,7 @@ from tasks.foundation.contracts.run_spec import CheckpointSpec, KeepBest, RunSpe
 from tasks.foundation.errors import StorageError
 from tasks.foundation.log.appends import quarantine
 from tasks.foundation.log.fold import fold
-from tasks.foundation.log.history import commit_of
+from tasks.foundation.log.history import commit_of, restorable
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.memory import MemoryStorage
@@ -203,7 +203,9 @@ def test_tip_best_and_kept_are_never_deleted(store: Storage) -> None:
         assert_sound(store)
         assert step in steps_on_disk(store)
     assert steps_on_disk(store) == [0, 30, 40, 70, 80, 90]
-    assert [kept.step for kept in head_of(log).retained] == [0, 30, 40, 80, 90]
+    head = head_of(log)
+    assert [ref.step for ref in head.retained] == [30, 90]
+    assert [ref.step for ref in restorable(log, head)] == [0, 30, 40, 80, 90]
 
 
 def test_folders_with_an_old_base_are_garbage(store: Storage) -> None:

@@ -55,7 +55,7 @@ def test_manifest_with_unknown_keys_is_restored(store: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 2}, r"format is 2\. This is Baton [\d.]+, which reads format 1"),
+        ({"format": 2}, r"format is 2\. This is Baton \S+, which reads format 1"),
         ({"step": "ten"}, r"its digest is the log's, and not a readable CheckpointManifest: step"),
         ({"files": [{"name": "ckpt.data", "size": 1, "md5": "x"}]}, r"its digest is the log's, .*files\.0\.crc32c"),
     ],
@@ -108,7 +108,7 @@ def test_entry_with_unknown_keys_is_read_and_continued(store: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 3}, r"format is 3\. This is Baton [\d.]+, which reads format 1"),
+        ({"format": 3}, r"format is 3\. This is Baton \S+, which reads format 1"),
         ({"format": 3, "body": {"kind": "merge"}, "head": []}, "format is 3"),
         ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body has the unknown kind 'merge'"),
     ],

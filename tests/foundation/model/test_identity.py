@@ -253,15 +253,6 @@ def test_batch_size_of_the_build_does_not_change_identity(tmp_path: Path, build:
     assert "null" in json.dumps(one["model.config"])
 
 
-def test_log_with_a_recorded_batch_size_is_continued(tmp_path: Path) -> None:
-    one, _ = identities(tmp_path, "lazy_sequential")
-    older = json.loads(json.dumps(one).replace("[null, 6]", "[8, 6]").replace("[null, 4]", "[8, 4]"))
-    assert older != one
-    assert differences(older, one) == ()
-    narrower = json.loads(json.dumps(one).replace("[null, 6]", "[8, 5]"))
-    assert differences(narrower, one)
-
-
 def test_fixed_batch_size_changes_identity(tmp_path: Path) -> None:
     model = {"build": "model.py:sized", "options": {"size": 4}}
     one, other = identities(tmp_path, "sized", model=model)

@@ -231,7 +231,7 @@ def test_update_costs_the_same_however_long_the_log_is(commits: int) -> None:
     assert store.calls == {}
     another = CurveFiles(RunLog(store))
     another.update(head)
-    assert store.calls == {"read": 1, "exists": 1}  # the newest entry and its file
+    assert store.calls == {"read": 2, "exists": 1}  # the newest entry, the one that has its identity, and its file
 
 
 def test_learning_rate_and_speed_are_curves(log: RunLog, write_curves: Write) -> None:
