@@ -34,7 +34,6 @@ test-fast: install
 # What is long by nature, several hours: long tests, the whole gallery, chaos, all figures.
 nightly: install
 	@BATON_TEST_GALLERY=all $(PYTEST) --numprocesses 3 -m nightly
-	@BATON_TEST_GALLERY=all $(PYTEST) --numprocesses 2 tests/gallery
 	@$(MAKE) chaos
 	@$(MAKE) bench
 

@@ -138,6 +138,7 @@ def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("without_prefect")
 def test_every_arm_of_the_wall_clock_runs(tmp_path: Path) -> None:
     baton = Baton(label="", checkout=CHECKOUT, prefect_home=tmp_path / "prefect")
@@ -151,6 +152,7 @@ def test_every_arm_of_the_wall_clock_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("without_prefect")
 def test_every_other_figure_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

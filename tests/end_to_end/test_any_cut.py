@@ -108,6 +108,7 @@ def test_missing_seed_state_changes_a_resumed_run(
     assert resumed["state_digest"] != straight["state_digest"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("replicas", [4, 8] if WHOLE else [4])
 def test_resumed_run_on_more_replicas_has_the_same_bytes(
     train_without_prefect: Callable[..., Any], stored_bytes: Read, tmp_path: Path, replicas: int

@@ -11,6 +11,7 @@ from tests.support.interruptions import KINDS
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_every_kind_of_interruption_loses_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     plan = Plan(seed=7, training=len(KINDS), moments=6, lanes=1, runs=("digits",), folder=tmp_path)

@@ -8,7 +8,7 @@ from tests.end_to_end.cloud_chaos import RATES, play_all
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, 25))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.nightly) for first in (25, 50, 75))])
 def test_nothing_is_lost_doubled_or_wrong(first: int) -> None:
     lines: list[str] = []
     outcomes = play_all(range(first, first + 25), lines.append)

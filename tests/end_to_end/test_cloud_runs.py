@@ -173,6 +173,7 @@ def test_corrupt_uploads_are_never_committed(cloud: FakeGcs, tmp_path: Path, loc
 
 
 # `make chaos` runs a dozen.
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(int(os.environ.get("BATON_TEST_CLOUD_RUNS", "2"))))
 def test_runs_through_faults_and_kills_end_the_same(seed: int, tmp_path: Path, local: Any) -> None:
     assert _plan(seed, tmp_path, local) == []

@@ -10,7 +10,7 @@ import yaml
 from tests.support.checkout import CHECKOUT
 from tests.support.prefect_server import Server, post, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # The shortest lease that Prefect allows; the default is 300 seconds.
 SETTINGS = {

@@ -11,7 +11,7 @@ from tasks.foundation.contracts.log_entry import Change, Commit
 from tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.lab import Lab, in_fresh_process, keep_trainer, restored, spec_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # The step up to which each replica count trains. The straight run trains all steps on 4 replicas.
 LAST_STEP = {4: 3, 2: 6, 8: 9}

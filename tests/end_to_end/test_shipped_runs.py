@@ -72,6 +72,7 @@ def test_readme_installs_the_checkout_with_an_extra() -> None:
     assert "Would install baton-relay-" in done.stdout
 
 
+@pytest.mark.nightly
 def test_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
     command = [sys.executable, str(DRIVER), str(run_file("text")), "--set", f"storage={tmp_path}"]
     done = subprocess.run([*command, "--until-step", "200"], capture_output=True, text=True, timeout=600, check=False)
@@ -82,6 +83,7 @@ def test_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
     assert result["metrics"]["bits_per_byte"] < 4.5
 
 
+@pytest.mark.nightly
 def test_images_are_learned_with_augmentation(tmp_path: Path) -> None:
     command = [sys.executable, str(DRIVER), str(run_file("images")), "--set", f"storage={tmp_path}"]
     done = subprocess.run([*command, "--until-step", "400"], capture_output=True, text=True, timeout=600, check=False)

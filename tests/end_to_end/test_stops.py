@@ -219,6 +219,7 @@ def test_preemption_notice_commits_and_exits_3(server: str, metadata: str, tmp_p
     assert state_of(server)["type"] == "CRASHED"
 
 
+@pytest.mark.nightly
 def test_run_stopped_many_times_ends_the_same(
     train_without_prefect: Callable[..., Any], stored_bytes: Callable[[str], Any], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.lab import ZOO, Lab, differing, in_fresh_process, keep_traine
 from tests.support.shipped_runs import run_file
 from tests.support.worker_processes import free_addresses
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 BEGINNINGS = ("fresh", "warm")
 CUT, STEPS = 2, 4

@@ -136,6 +136,7 @@ for step in ("best", 45):
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.nightly
 def test_deployment_and_command_continue_one_run(
     prefect: Prefect, train_without_prefect: Callable[..., Finished], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gallery.checks import CUT, STEPS, UNSEEDED, chunks, examples, largest_difference, run_checks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # The most different ones: transforms, own steps, several optimizers, ranges, frozen weights, layers built in a call.
 ORDINARY = ("augmented_mixup", "batch_norm_cnn", "fake_quantization", "lazily_built", "lora", "two_optimizers")

@@ -201,7 +201,7 @@ def wrong_values(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_what_means_the_same_keeps_its_value(replicas: int, tmp_path: Path) -> None:
     found = in_fresh_process(carried_values, folder=str(tmp_path), replicas=replicas)
     for name, one in found.items():
@@ -232,7 +232,7 @@ def runs_after_change(folder: str, replicas: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_bits_after_a_change_depend_on_no_cut(replicas: int, tmp_path: Path) -> None:
     for name, found in in_fresh_process(runs_after_change, folder=str(tmp_path), replicas=replicas).items():
         assert len(found["ends"]) == 2, name

@@ -111,6 +111,7 @@ def zoo_on_two_replicas(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_cut_run_has_the_same_bits_on_two_replicas(tmp_path: Path) -> None:
     compared = in_fresh_process(zoo_on_two_replicas, folder=str(tmp_path))
     for build in ON_TWO_REPLICAS:

@@ -68,6 +68,7 @@ def gallery(folder: str, replicas: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_random_steps_are_exact_on_two_replicas(tmp_path: Path) -> None:
     for compared in in_fresh_process(gallery, folder=str(tmp_path), replicas=2).values():
         assert_exact(compared)

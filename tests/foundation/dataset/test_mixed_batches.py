@@ -84,6 +84,7 @@ def labels_of(batches: Sequence[Any]) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_hundred_changes_of_the_count_change_no_mixed_batch(mixed: Mixed) -> None:
     prepared = mixed([[40, 31, 40, 17], [50, 9]], [5, 3])
     straight = {functions: global_batches(prepared, 0, 150, functions=functions) for functions in (None, BOTH)}

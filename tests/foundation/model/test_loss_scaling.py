@@ -117,6 +117,7 @@ def logged(folder: str, replicas: int, builds: list[str], accumulate: int = 1) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_logged_values_do_not_depend_on_replicas(tmp_path: Path) -> None:
     found = {}
     for replicas in (1, 2, 4):
