@@ -191,7 +191,6 @@ SHUFFLE = "data.shuffle"
 SIGNATURE = "model.signature"
 CONTENTS = "model.contents"
 TRANSFORM_CONTENTS = "data.contents"
-TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
 _CARRIED = (
     "applies from that step on: weights, and all that means the same, keep their values; other slots, metrics and "

@@ -120,19 +120,6 @@ def compare_with_buffers(file: Path, buffers: Sequence[memoryview]) -> FileStat:
     return FileStat(size=offset, crc32c=f"{crc:08x}")
 
 
-def blocks_from_disk(file: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file, read past the page cache. A block is valid until the next one.
-
-    Raises:
-        OSError: it does not exist, or the disk failed.
-    """
-    block, offset = memoryview(mmap.mmap(-1, _READ_BYTES)), 0
-    with _opened(file, os.O_RDONLY, direct=True) as handle:
-        while size := _read(handle, block, _READ_BYTES, offset):
-            yield block[:size]
-            offset += size
-
-
 def _other_bytes(file: Path, offset: int) -> StorageError:
     return StorageError(
         f"{file}: the disk returned other bytes than were written, after byte {offset}; check the disk and this "

@@ -10,13 +10,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tasks.foundation.contracts.base import change_class_of, keys_of, operational
-from tasks.foundation.contracts.identity import IDENTITY, TRANSFORMS, accepted_keys
+from tasks.foundation.contracts.identity import IDENTITY, accepted_keys
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 from tests.support.checkout import CHECKOUT
 
 ROOT = CHECKOUT
 ORDER = ("data.shuffle", "data.window_shards")
+TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 PAGE = ROOT / "deploy" / "runs" / "README.md"
 REGENERATE = ".venv/bin/python tests/foundation/contracts/test_change_class.py"
 FIELDS = dict(keys_of(RunSpec))

@@ -21,7 +21,6 @@ from tasks.foundation.storage import local_files
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import (
     ALIGNMENT,
-    blocks_from_disk,
     compare_with_buffers,
     sweep,
     sweep_once,
@@ -158,20 +157,6 @@ def test_errors_of_the_disk_are_raised(file: Path, monkeypatch: pytest.MonkeyPat
             with pytest.raises(StorageError, match=r"Input/output error; check the disk and run again"):
                 LocalStorage(file.parent).write_buffers("other", [aligned(b"x" * 5000)])
     assert [path.name for path in file.parent.iterdir()] == ["file"]
-
-
-def test_blocks_are_the_bytes_on_the_disk(file: Path, modes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a block, and not a multiple of what direct access takes."""
-    monkeypatch.setattr(local_files, "_READ_BYTES", 2 * ALIGNMENT)
-    for size in SIZES:
-        data = os.urandom(size)
-        file.write_bytes(data)
-        found = [bytes(block) for block in blocks_from_disk(file)]
-        assert b"".join(found) == data
-        assert len(found) == -(-size // (2 * ALIGNMENT))
-    assert modes[0] == ("direct read" if allows_direct(file.parent) else "cached read")
-    with pytest.raises(FileNotFoundError):
-        list(blocks_from_disk(file.with_name("missing")))
 
 
 HOLDER = """
