@@ -421,12 +421,21 @@ def open_with_code(
     return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
 
 
+def require_address(address: str) -> None:
+    """Refuse an empty parameter of a deployment, which would be the address of the working folder's home.
+
+    Raises:
+        RunFileError: it is empty.
+    """
+    if not address:
+        load_run_file(Path(address))  # says what is missing
+
+
 def run_of_deployment(
     address: str, overrides: list[str] | None, *, trust_code: bool, note: Callable[[str], None]
 ) -> Run:
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
-    if not address:
-        load_run_file(Path(address))  # says what is missing; an empty address would be the working folder's home
+    require_address(address)
     trust_code = trust_code and not names_run_file(address)
     return open_with_code(address, overrides, trust_code=trust_code, note=note, remedies=OF_DEPLOYMENTS)
 

@@ -41,15 +41,15 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 # A flow run that was cancelled longer ago has lost its worker, and its end will not be reported.
 _LONGEST_CANCELLING = timedelta(minutes=10)
-_POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # A cancelled stage commits within its grace period; this is for the news of it.
-_NEWS_SECONDS = 30.0
+NEWS_SECONDS = 30.0
 # A running segment knows the time budget itself and commits in order; SIGTERM would leave it the grace period only.
 _ORDERLY_SECONDS = 300.0
 # Longer than a container takes to start; a machine may take longer, so it is a warning and no more.
 _QUEUE_SECONDS = 120.0
 # What this process needs of its own grace period, to say where the run stands.
-_TO_LEAVE_SECONDS = 2.0
+TO_LEAVE_SECONDS = 2.0
 _SERVER_FAULT: Final = 500
 _TEMPORARY: Final = frozenset({408, 429})  # timeout, too many requests
 CREDENTIALS: Final = frozenset({401, 403})
@@ -305,7 +305,7 @@ class FlowRunWait:
                 return state
             if stops.requested is not None:
                 self._stop(stops.requested, stops.grace_left(), state)
-            self.sleep(_POLL_SECONDS)
+            self.sleep(POLL_SECONDS)
 
     def _warn_of_queue(self, state: State | None, waited_seconds: float) -> None:
         if self._warned or self._has_run or not _is_queued(state) or waited_seconds < _QUEUE_SECONDS:
@@ -322,7 +322,7 @@ class FlowRunWait:
             return
         if self._cancelling_since is None:
             self._cancelling_since = self.clock()
-        if self.clock() >= self._cancelling_since + self.call.spec.stop.grace_seconds + _NEWS_SECONDS:
+        if self.clock() >= self._cancelling_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS:
             raise StageStopped("cancelled", f"{self.call} was cancelled, and its end was not reported")
 
     def _stop(self, stop: Stop, grace_left: float, state: State | None) -> None:
@@ -333,8 +333,8 @@ class FlowRunWait:
                     self.flow_runs.cancel(self.flow_run)
                 self._stopping_since = self.clock()
             return
-        too_long = self.clock() >= self._stopping_since + self.call.spec.stop.grace_seconds + _NEWS_SECONDS
-        if is_over(state) or too_long or grace_left <= _TO_LEAVE_SECONDS:
+        too_long = self.clock() >= self._stopping_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS
+        if is_over(state) or too_long or grace_left <= TO_LEAVE_SECONDS:
             how = "was cancelled" if self.call.cancellable else "continues by itself"
             raise StageStopped(stop.reason, f"{self.call} {how} ({stop.reason.replace('_', ' ')})")
 

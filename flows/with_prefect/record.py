@@ -81,7 +81,7 @@ class FlowRunBeside(Generic[R]):
         Args:
             connect: returns when the server responds, and raises if it cannot be used; may import Prefect.
             engine: calls the flow, whose function is the given one.
-            notes: is told what Prefect does not record.
+            notes: receives a note of what Prefect does not record.
             required: whether the work needs the flow run. `context` raises why there is none, so no note says it.
             latest_seconds: the flow run begins after this time, unless `begin` is called before.
             last_seconds: limit of the waits for Prefect when the work has ended.

@@ -19,7 +19,15 @@ from uuid import UUID
 from prefect.client.schemas.objects import State, StateType
 
 from flows.runner import Runner, StageStopped
-from flows.with_prefect.flow_runs import FlowRuns, FlowRunWait, RemoteCall, is_over
+from flows.with_prefect.flow_runs import (
+    NEWS_SECONDS,
+    POLL_SECONDS,
+    TO_LEAVE_SECONDS,
+    FlowRuns,
+    FlowRunWait,
+    RemoteCall,
+    is_over,
+)
 from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import LAUNCH
 from tasks.foundation.contracts.base import Contract
@@ -54,12 +62,7 @@ A = TypeVar("A", bound=Contract)
 
 # If one of them is remote, a segment's result is handed from one to the other by a file in the home.
 _HAND_ON = {TRAIN_SEGMENT.name, CHECKPOINT_TO_GCS.name}
-_POLL_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-# A cancelled stage commits within its grace period; this is for the news of it.
-_NEWS_SECONDS = 30.0
-# What this process needs of its own grace period, to say where the run stands.
-_TO_LEAVE_SECONDS = 2.0
 # Another try may help: the stage lost its machine, its devices or the way to the store.
 _ANOTHER_TRY = frozenset(kind.__name__ for kind in (AcceleratorLost, StageLost, StoreUnreachable))
 
@@ -238,9 +241,9 @@ class RemoteStages:
             place.telemetry.emit(Note(text=text, warning=True))
             if not cancelled:
                 self.flow_runs.cancel(flow_run)
-            until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
+            until = self.clock() + spec.stop.grace_seconds + NEWS_SECONDS
             while self.clock() < until and not is_over(self.flow_runs.state(flow_run)):
-                self.sleep(_POLL_SECONDS)
+                self.sleep(POLL_SECONDS)
 
     def _try_once(self, call: RemoteCall, kind: type[A], place: Place, stops: Stops) -> A:
         home, telemetry = place.home, place.telemetry
@@ -265,7 +268,7 @@ class RemoteStages:
         except StageStopped:
             # A staged segment stays for the next attempt; any other answer is deleted, if that is quick.
             with suppress(StorageError, RunLogError, AnotherVersion):
-                take_answer(home.with_deadline(_TO_LEAVE_SECONDS), str(flow_run), kind)
+                take_answer(home.with_deadline(TO_LEAVE_SECONDS), str(flow_run), kind)
             raise
         answer = take_answer(home, str(flow_run), kind)
         if answer is not None and not _was_stopped(answer):
@@ -299,7 +302,7 @@ class RemoteStages:
     def _pause(self, seconds: float, stops: Stops) -> None:
         until = self.clock() + seconds
         while stops.requested is None and self.clock() < until:
-            self.sleep(min(_POLL_SECONDS, seconds))
+            self.sleep(min(POLL_SECONDS, seconds))
 
 
 def _hashes_of(place: Place) -> dict[str, str]:

@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows.admit import Admitted, admit
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
-from flows.opened_run import Goal, Run, open_run, run_of_deployment, write_run_file
+from flows.opened_run import Goal, Run, open_run, require_address, run_of_deployment, write_run_file
 from flows.process import keep_main_module_from_children, mask_library_output
 from flows.proof.choose import Choice
 from flows.proof.receipt import audit_in_scratch, receipt_lines
@@ -302,8 +302,7 @@ def verify(run_file: str, overrides: list[str] | None = None) -> State[str]:
         overrides: settings that replace those of the file, each as a.b=c.
     """
     try:
-        if not run_file:
-            load_run_file(Path(run_file))  # says what is missing; an empty address would be the working folder's home
+        require_address(run_file)
         opened = open_run(run_file, overrides)
         if isinstance(opened, Run):
             tag_flow_run(opened.spec, PrefectRunLogger())

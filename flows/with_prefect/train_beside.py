@@ -26,7 +26,7 @@ def flow_run_of_command(
         admitted: the run.
         parameters: those of `train_run`, which are shown on Prefect's page and not read again.
         connect: returns when Prefect's server responds.
-        notes: is told what Prefect does not record.
+        notes: receives a note of what Prefect does not record.
     """
 
     def engine(body: "Callable[[], State[RelayResult]]") -> None:
