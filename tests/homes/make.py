@@ -1,7 +1,8 @@
 """Make a home of each kind, as this version writes them: `python -m tests.homes.make FOLDER`.
 
-Each stands in a folder with its run file and code, and stopped at step 20 or 25 of 40. `1.0/` has those that 1.0 made;
-later versions read and continue them (`test_homes.py`).
+Each stopped at step 20 or 25 of 40. `1.0/` has those that 1.0 made, without their run files and code, which stand here
+and never change: a home is continued only with the code that it began with. Later versions read and continue the homes
+(`test_homes.py`).
 """
 
 import subprocess
@@ -70,10 +71,9 @@ def train(folder: Path, *words: str) -> None:
     assert done.returncode in {0, 3}, done.returncode  # 3: work is left
 
 
-def make(folder: Path) -> None:
-    """Make the home of the kind that the folder's name says."""
+def write_run(folder: Path) -> None:
+    """Write the run file and the code of the kind that the folder's name says."""
     kind = folder.name
-    folder.mkdir(parents=True)
     texts = {
         "options": "{count: 200, far: 7}" if kind == "cut_and_rewound" else "{}",
         "data": OWN_SETS if kind == "own_sets" else SPLIT,
@@ -83,6 +83,13 @@ def make(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN.format(**texts), encoding="utf-8")
     (folder / "model.py").write_text(MODEL, encoding="utf-8")
     (folder / "data.py").write_text(DATA, encoding="utf-8")
+
+
+def make(folder: Path) -> None:
+    """Make the home of the kind that the folder's name says."""
+    kind = folder.name
+    folder.mkdir(parents=True)
+    write_run(folder)
     if kind == "cut_and_rewound":
         for _ in range(3):
             train(folder, "--until-step", "20", "--max-segments", "1")

@@ -9,7 +9,7 @@ import pytest
 from flows.commands.main import main
 from tasks.foundation.contracts.identity import VALIDATION
 from tasks.foundation.contracts.log_entry import Quarantine, Rewind
-from tests.homes.make import KINDS, home_of, train
+from tests.homes.make import KINDS, home_of, train, write_run
 from tests.support.checkout import CHECKOUT
 from tests.support.homes import entries_of, log_bytes, tip_of
 
@@ -48,6 +48,7 @@ def test_each_home_is_of_its_kind() -> None:
 def test_home_is_continued(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / kind
     shutil.copytree(HOMES / kind, folder)
+    write_run(folder)
     home = home_of(folder)
     before = log_bytes(home)
     train(folder)
