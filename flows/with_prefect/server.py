@@ -18,11 +18,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Final, NoReturn
 
 from flows.process import start_child
 from tasks.foundation.errors import PrefectUnavailable
@@ -30,6 +31,9 @@ from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.threads import before_leaving_at_once
 from tasks.foundation.machine.tpu import announce_tpu
 from tasks.foundation.messages import masked, message
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 SERVER_LEVEL: Final = "PREFECT_SERVER_LOGGING_LEVEL"
 SILENT: Final = "CRITICAL"  # Baton's default for the server's log
@@ -48,6 +52,8 @@ _PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",
 }
 _ANSWER_SECONDS: Final = 20.0  # a server that needs longer counts as missing
+_BUSY: Final = frozenset({429, 503})
+_BUSY_SECONDS: Final = 0.5  # between two requests to a busy server
 _LOOPBACK = "127.0.0.1,localhost"
 _API_URL: Final = "PREFECT_API_URL"
 _HOME: Final = "PREFECT_HOME"
@@ -309,7 +315,9 @@ def _server_of_settings() -> EmbeddedServer | None:
 
 
 def _require_server(url: str) -> None:
-    """Ask a server once, without retries: any web page may answer 200, but only Prefect answers this, to a known user.
+    """Ask a server: any web page may answer 200, but only Prefect answers this, to a known user.
+
+    A server that is busy is asked again: it is Prefect's answer while its database is locked.
 
     Raises:
         PrefectUnavailable: no Prefect server responds there.
@@ -323,9 +331,22 @@ def _require_server(url: str) -> None:
     from flows.with_prefect.flow_runs import CREDENTIALS, require_temporary
 
     limits = {"timeout": _ANSWER_SECONDS}
+    until = time.monotonic() + _ANSWER_SECONDS
+
+    def ask(client: "SyncPrefectClient") -> None:
+        while True:
+            try:
+                client.read_flows(limit=1)
+            except PrefectHTTPStatusError as fault:
+                if fault.response.status_code not in _BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(_BUSY_SECONDS)
+            else:
+                return
+
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
-            client.read_flows(limit=1)
+            ask(client)
     except (httpx.HTTPError, httpx.InvalidURL, PrefectHTTPStatusError, OSError, ValueError, RuntimeError) as fault:
         why = f"{type(fault).__name__}: {fault}".splitlines()[0]
         if isinstance(fault, PrefectHTTPStatusError):

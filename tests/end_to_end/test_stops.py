@@ -58,11 +58,12 @@ def home_of(storage: Path) -> Path:
     return next((path.parent for path in storage.glob("*/log")), storage / "not-there")
 
 
-def state_of(server: str) -> dict[str, Any]:
-    """The newest flow run's state."""
-    runs = post(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
-    state: dict[str, Any] = runs[0]["state"]
-    return state
+def state_of(server: str, storage: Path, out: str) -> dict[str, Any]:
+    """The state of the flow run that trained in `storage`; `out` tells why there is none."""
+    runs = post(server, "flow_runs/filter", {"sort": "START_TIME_DESC"})
+    states: list[dict[str, Any]] = [run["state"] for run in runs if str(storage) in json.dumps(run["parameters"])]
+    assert states, out
+    return states[0]
 
 
 def assert_nothing_is_lost(home: Path, reason: str) -> None:
@@ -94,7 +95,8 @@ def test_signal_during_training_commits_and_exits_3(
     assert (result["exit_reason"], result["step"]) == (reason, tip_of(home).step)
     # After SIGTERM the machine may stop at any moment, so no report is written.
     assert (home / "report" / "index.html").is_file() == (reason == "sigint")
-    assert (state_of(server)["type"], state_of(server)["name"]) == ("COMPLETED", "Stopped")
+    state = state_of(server, tmp_path / "runs", out)
+    assert (state["type"], state["name"]) == ("COMPLETED", "Stopped"), out
 
 
 def processes_of(prefect_home: Path) -> list[int]:
@@ -147,8 +149,8 @@ def test_time_budget_ends_the_segment(server: str, tmp_path: Path) -> None:
     home = home_of(tmp_path / "runs")
     if commits_of(home)[-1][0]:  # a machine this slow would have spent the budget before the first step
         assert_nothing_is_lost(home, "time_budget")
-    state = state_of(server)
-    assert state["name"] == "Stopped"
+    state = state_of(server, tmp_path / "runs", out)
+    assert state["name"] == "Stopped", out
     assert "time budget" in state["message"]
 
 
@@ -216,7 +218,7 @@ def test_preemption_notice_commits_and_exits_3(server: str, metadata: str, tmp_p
     assert json.loads(out.splitlines()[-1])["exit_reason"] == "preempted"
     assert_nothing_is_lost(home_of(tmp_path / "runs"), "preempted")
     assert not (home_of(tmp_path / "runs") / "report").exists()
-    assert state_of(server)["type"] == "CRASHED"
+    assert state_of(server, tmp_path / "runs", out)["type"] == "CRASHED", out
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,13 +152,17 @@ def test_a_server_that_cannot_be_started_is_refused_when_it_is_needed(monkeypatc
 
 
 @contextmanager
-def server_with_response(code: int, body: str, kind: str = "application/json") -> Iterator[int]:
-    """Run a server with the same response to every request, and yield its port."""
+def server_with_response(
+    code: int, body: str, kind: str = "application/json", before: Sequence[int] = ()
+) -> Iterator[int]:
+    """Run a server with the same response to every request, after some of other codes, and yield its port."""
+    first = list(before)
+    unused = "csrf-token"  # what a server without that protection does not have
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(code)
+            self.send_response(404 if before and unused in self.path else first.pop(0) if first else code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -198,8 +202,18 @@ def assert_refused(url: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> No
 def test_a_server_that_is_not_usable_as_prefect_is_refused(
     code: int, body: str, kind: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 1.0)  # a busy server is asked again so long
     with server_with_response(code, body, kind) as port:
         assert_refused(f"http://127.0.0.1:{port}/api", monkeypatch, *words)
+
+
+def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    certain(monkeypatch, False)
+    with (
+        server_with_response(200, "[]", before=(503, 429)) as port,
+        temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}),
+    ):
+        PrefectStart().connect()
 
 
 @pytest.mark.parametrize(
