@@ -45,7 +45,7 @@ from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted, start_beside
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases
 from tasks.stages import EVALUATE, PREPARE_DATA
 

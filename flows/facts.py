@@ -23,7 +23,7 @@ from tasks.foundation.log.fold import Worker, workers_from
 from tasks.foundation.log.history import History, commit_of, history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.log.receipts import LastAudit, last_audit
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import parallel_map
 
 State = Literal["at work", "complete", "ended early", "incomplete", "unknown"]

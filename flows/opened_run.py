@@ -44,7 +44,7 @@ from tasks.foundation.log.files import FIRST_ENTRY, entry_number
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import HINT, MASK, listed, message
 from tasks.foundation.model.code_digest import functions_of
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.storage.opening import open_home, open_storage
 from tasks.foundation.user_code import require_keras_file

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.machine.hosts import OneHost, cluster_of
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
 

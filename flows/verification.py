@@ -38,7 +38,7 @@ from tasks.foundation.log.files import (
 from tasks.foundation.log.history import KeptForGood, restorable
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import damage_of, parallel_map
 from tasks.foundation.telemetry.formatting import size_words

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -79,6 +80,17 @@ def test_the_house_does_not_grow() -> None:
     files = [file for folder in ("flows", "tasks") for file in (ROOT / folder).rglob("*.py")]
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     assert (len(files) <= MOST_MODULES, lines <= MOST_LINES) == (True, True), (len(files), lines)
+
+
+def test_a_file_name_stands_once() -> None:
+    """Apart from `__init__.py`, the `stage.py` of each room, and the verbs of the command."""
+    names = Counter(
+        file.name
+        for folder in ("flows", "tasks")
+        for file in (ROOT / folder).rglob("*.py")
+        if file.name not in {"__init__.py", "stage.py"} and file.parent != ROOT / "flows" / "commands"
+    )
+    assert {name for name, times in names.items() if times > 1} == set()
 
 
 def test_there_is_something_to_read() -> None:

@@ -12,7 +12,7 @@ from flows.facts import BriefFacts, ListedRun, list_page
 from flows.opened_run import names_run_file, refuse_overrides, storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.formatting import metric_words, number_words

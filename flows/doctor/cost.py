@@ -17,7 +17,7 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.log.files import FIRST_ENTRY
 from tasks.foundation.machine.processes import enough_memory_for_snapshot
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import duration_words, size_words
 
@@ -120,7 +120,7 @@ def _seconds_to_restore(
     """Seconds to fetch and verify the files, to read their values into the variables, and to compare the digest."""
     import tensorflow as tf
 
-    from tasks.foundation.checkpoint.files import PREFIX
+    from tasks.foundation.checkpoint.tensor_bundle import PREFIX
     from tasks.foundation.checkpoint.verify import fetch, read_manifest
     from tasks.foundation.state.digest import tree_of
 

@@ -15,7 +15,7 @@ from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, pla
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.example_checks import Checker

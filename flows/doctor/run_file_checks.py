@@ -17,7 +17,7 @@ from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, StorageError
 from tasks.foundation.machine.tpu import TpuType
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.formatting import size_words

@@ -190,7 +190,7 @@ def read_variable(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointMa
     quiet_tensorflow()
     import tensorflow as tf
 
-    from tasks.foundation.checkpoint.files import PREFIX, bundle_errors
+    from tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
     from tasks.foundation.state.digest import stored_name
 
     prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in manifest.leaves}

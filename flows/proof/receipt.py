@@ -49,7 +49,7 @@ from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted, shown
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Sink

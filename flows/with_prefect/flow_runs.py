@@ -28,7 +28,7 @@ from tasks.foundation.machine.stops import Stop, Stops
 from tasks.foundation.machine.threads import last_stop
 from tasks.foundation.messages import masked
 from tasks.foundation.stage import label_of
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")

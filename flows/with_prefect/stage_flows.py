@@ -48,7 +48,7 @@ from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.machine.tpu import announce_tpu
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Phase, Several, warnings_as_notes

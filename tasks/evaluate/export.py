@@ -36,7 +36,7 @@ from tasks.foundation.messages import listed, message
 from tasks.foundation.model.build import lengths_asked_for
 from tasks.foundation.model.model_identity import model_identity
 from tasks.foundation.state.train_state import build_train_state
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.user_code import keep_keras_config, load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
 

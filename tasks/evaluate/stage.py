@@ -33,7 +33,7 @@ from tasks.foundation.model.metrics import Results, require_metric, trace_return
 from tasks.foundation.model.step import invalid_input_as_step_failed
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Evaluated, Note, Phase
 from tasks.foundation.telemetry.ledger import seconds_between
 

@@ -12,7 +12,7 @@ from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Sink
 
 C = TypeVar("C", bound=StageCall)

@@ -65,7 +65,7 @@ from tasks.foundation.model.user_callbacks import (
 from tasks.foundation.model.variables import layers_of, leaves_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.state.warm_state import HeldValues, WarmState
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.user_errors import describe, user_error
 
 _HINTS = (

@@ -35,7 +35,7 @@ from tasks.foundation.model.variables import stateful_layers_warning
 from tasks.foundation.stage import Place
 from tasks.foundation.state.train_state import TrainState, carry, is_same_tree
 from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.model_requirements import (
     batch_dependent_parts,

@@ -20,7 +20,7 @@ from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, man
 from tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
 from tasks.prepare_data.sources.columns import floatx
 from tasks.prepare_data.sources.source import Source

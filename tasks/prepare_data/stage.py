@@ -44,7 +44,7 @@ from tasks.foundation.errors import (
 )
 from tasks.foundation.messages import counted, message
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.interface import Storage, discard
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.foundation.user_code import keep_keras_config

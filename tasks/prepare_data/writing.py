@@ -19,7 +19,7 @@ import numpy as np
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.dataset.order import Words, hashes, mix
 from tasks.foundation.errors import FileMissing, StorageError
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.storage.transfers import checksum_file

@@ -44,7 +44,7 @@ from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import describe_placement
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.telemetry.ledger import measured

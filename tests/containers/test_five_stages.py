@@ -19,7 +19,7 @@ from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit, EvaluationOnTest
 from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.opening import open_storage
 from tests.support import forked
 from tests.support.checkout import CHECKOUT

@@ -29,7 +29,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
 from tasks.foundation.log.appends import evaluation_due
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage import base
+from tasks.foundation.storage import interface
 from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
@@ -192,7 +192,7 @@ def _check_home(home: CloudStorage, outcome: Outcome) -> None:
         refused = accept(entries).fault
         outcome.errors += [f"the model of the protocol refuses the log: {refused}"] if refused else []
     # Whoever comes next is another process, which has not failed to delete anything yet.
-    base._FAILURES.clear()
+    interface._FAILURES.clear()
     # Deletes the checkpoints that a worker staged but did not commit before it died.
     apply_retention(RunLog(home), retention_policies(SPEC), attempt="keeper")
     head = RunLog(home).require_head()

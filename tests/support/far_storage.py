@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import checksum_bytes
 
 # Seconds; only a failing test waits this long.

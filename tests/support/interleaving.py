@@ -16,7 +16,7 @@ from typing import Any, Self
 import greenlet
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.stepped_store import Call, Stepped
 
 

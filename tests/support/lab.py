@@ -26,7 +26,7 @@ from tasks.foundation.contracts.stage_calls import (
 )
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.event_recorder import EventRecorder

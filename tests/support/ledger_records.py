@@ -6,7 +6,7 @@ from typing import Any
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Environment, Head, Retained, SetIn
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.ledger import Ledger
 from tests.support.clock import NOON, FakeClock
 

@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
 from tasks.foundation.log.appends import commit, quarantine, rewind
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer, explore, sample
 from tests.support.small_logs import (

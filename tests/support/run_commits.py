@@ -33,7 +33,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.log.appends import commit, evaluation_due
 from tasks.foundation.log.fold import fold
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.storage.transfers import parallel_map

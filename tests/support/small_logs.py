@@ -30,7 +30,7 @@ from tasks.foundation.log.appends import commit
 from tasks.foundation.log.files import Decoded, decode, entry_number, entry_path, with_digest
 from tasks.foundation.log.fold import fold
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import checksum_bytes
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})

@@ -35,7 +35,7 @@ from tasks.foundation.log.files import require_entry
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.events import Silent
 from tasks.stages import TRAIN_SEGMENT

@@ -12,7 +12,7 @@ from flows.result import RelayResult
 from flows.runner import InProcess, Runner
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Event, Phase, Sink, Training
 from tests.support.homes import damaged, entries_of, read_history
 from tests.support.lab import Lab, spec_of

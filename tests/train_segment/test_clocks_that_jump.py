@@ -31,7 +31,7 @@ from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import measured, seconds_between
 from tasks.train_segment import interval as module

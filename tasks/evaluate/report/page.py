@@ -46,7 +46,7 @@ from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import History, history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import masked
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, metric_words, number_words
 
 

@@ -44,7 +44,7 @@ from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.history import History, KeptForGood, commit_of
 from tasks.foundation.log.receipts import audit_words, last_audit
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
 
 

@@ -36,7 +36,7 @@ from tasks.foundation.log.files import UNFINISHED_FORK, entry_path
 from tasks.foundation.log.history import restorable
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import message
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.interface import Storage, discard
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.transfers import parallel_map
 

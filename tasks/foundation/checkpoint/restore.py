@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.files import PREFIX, bundle_errors
+from tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
 from tasks.foundation.contracts.identity import SIGNATURE
@@ -27,7 +27,7 @@ from tasks.foundation.state.train_state import (
     temporary_folder_errors,
 )
 from tasks.foundation.state.warm_state import WarmState
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local_files import temporary_folder
 
 

@@ -21,7 +21,7 @@ from tasks.foundation.log.appends import evaluates_beside, overdue_evaluation, q
 from tasks.foundation.log.history import kept_for_good
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import listed
-from tasks.foundation.storage.base import Storage, discard, is_postponed
+from tasks.foundation.storage.interface import Storage, discard, is_postponed
 from tasks.foundation.storage.transfers import parallel_map
 from tasks.foundation.telemetry.events import Note, Sink
 

@@ -8,7 +8,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
 from tasks.foundation.log.history import restorable
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 
 _Read = TypeVar("_Read")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.files import FileLayout, Location, arrange, resting_keys, string_tensor
+from tasks.foundation.checkpoint.tensor_bundle import FileLayout, Location, arrange, resting_keys, string_tensor
 from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.machine.processes import enough_memory_for_snapshot

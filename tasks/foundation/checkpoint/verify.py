@@ -22,7 +22,7 @@ from pathlib import Path
 from tasks.foundation.contracts.base import another_version, is_refused_name
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, manifest_digest
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.storage.transfers import damage_of, difference, parallel_map
 

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import google_crc32c
 
-from tasks.foundation.checkpoint.files import PREFIX, BundleEntry, data_file, index_of
 from tasks.foundation.checkpoint.save import found_by_chief
 from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite, take_snapshot
+from tasks.foundation.checkpoint.tensor_bundle import PREFIX, BundleEntry, data_file, index_of
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -34,7 +34,7 @@ from tasks.foundation.log.files import require_entry
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
-from tasks.foundation.storage.base import FileStat, Storage, discard
+from tasks.foundation.storage.interface import FileStat, Storage, discard
 from tasks.foundation.storage.transfers import as_array, parallel_map
 
 

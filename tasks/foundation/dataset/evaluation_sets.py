@@ -14,7 +14,7 @@ from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
 from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
 from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 
 
 def validation_dataset(

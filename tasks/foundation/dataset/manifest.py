@@ -22,7 +22,7 @@ from tasks.foundation.contracts.dataset import (
 from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.dataset.order import hashes, unit_interval
 from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 
 
 def dataset_folder(digest: str) -> str:

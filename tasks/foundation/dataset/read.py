@@ -45,7 +45,7 @@ from tasks.foundation.dataset.shards import (
 )
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine.processes import available_bytes
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 
 Labels = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 _DECODE_TOGETHER = 256

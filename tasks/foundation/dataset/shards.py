@@ -28,7 +28,7 @@ from tasks.foundation.dataset.cache import FileRange, Pin, disk_is_full, shared_
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.dataset.manifest import Part, positions_of_part
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import checksum_file, damage_of
 

@@ -25,7 +25,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, NoProgress, RunLogError, StorageError
 from tasks.foundation.machine.processes import is_gone
 from tasks.foundation.messages import HINT
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.interface import Storage, discard
 from tasks.foundation.storage.transfers import parallel_map
 
 _LOGGER = logging.getLogger(__name__)

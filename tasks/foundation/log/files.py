@@ -32,7 +32,7 @@ from tasks.foundation.contracts.log_entry import Entry, Head, SetIn, StoredEntry
 from tasks.foundation.errors import FileMissing, FileTooLarge, RunLogError, StorageError
 from tasks.foundation.log.fold import unexpected_keys
 from tasks.foundation.messages import message
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import parallel_map
 
 _DIGEST_AT_END = re.compile(rb',"sha256":"([0-9a-f]{64})"}\Z')

@@ -28,7 +28,7 @@ from tasks.foundation.log.files import (
     unreadable_entry,
 )
 from tasks.foundation.log.fold import fold, totals_after, totals_of
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 
 _REMEMBERED = 512

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 
 _AUDITS = "audits"
 _PROOFS = "proofs"

@@ -11,7 +11,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.interface import Storage, discard
 
 A = TypeVar("A", bound=Contract)
 

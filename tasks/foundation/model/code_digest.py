@@ -32,7 +32,7 @@ from tasks.foundation.contracts.home_files import (
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import FileAlreadyThere, ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -30,7 +30,7 @@ from tasks.foundation.model.model_identity import (
 )
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.train_state import TrainState, build_train_state
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.user_code import switch_off_debug_modes
 
 T = TypeVar("T")

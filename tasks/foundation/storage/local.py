@@ -15,7 +15,7 @@ from typing import IO
 
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable, too_large
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError, StoreRefused
-from tasks.foundation.storage.base import FileStat, is_inside, require_inside
+from tasks.foundation.storage.interface import FileStat, is_inside, require_inside
 from tasks.foundation.storage.local_files import (
     compare_with_buffers,
     copy_durably,

@@ -28,7 +28,7 @@ import google_crc32c
 
 from tasks.foundation.errors import ForeignFile, PathRefused, StorageError
 from tasks.foundation.messages import abridged, visible
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.transfers import as_array
 
 # Direct access wants addresses, offsets and sizes to be multiples of the disk's block size; no disk has larger ones.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 import google_crc32c
 
 from tasks.foundation.errors import FileMissing, FileTooShort, StorageError
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 
 # After the deadline, a request is cancelled once no bytes have moved for this long. A store that responds stays usable,
 # and one that does not respond costs at most this time.

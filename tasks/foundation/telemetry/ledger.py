@@ -36,7 +36,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import whole_traceback
 from tasks.foundation.machine.processes import age_seconds, process_name
 from tasks.foundation.messages import masked
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Sink, Training
 
 

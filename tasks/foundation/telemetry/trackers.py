@@ -41,7 +41,7 @@ from tasks.foundation.log.history import History, history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.tensorboard import training_curves
 

@@ -20,7 +20,7 @@ from tasks.foundation.model.variables import Leaf, named_layers, own_variables
 from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.storage.base import require_inside
+from tasks.foundation.storage.interface import require_inside
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.user_code import load_function

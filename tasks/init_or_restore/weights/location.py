@@ -8,7 +8,7 @@ from typing import Literal
 from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import ModelError, WeightsError
 from tasks.foundation.log.files import FIRST_ENTRY
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.user_code import require_function

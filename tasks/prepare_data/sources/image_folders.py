@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
 from tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged

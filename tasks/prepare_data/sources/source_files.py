@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 import google_crc32c
 
 from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.storage.transfers import parallel_map

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import google_crc32c
 
 from tasks.foundation.errors import DamagedInTransit, SourceChanged
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import REMEDY
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tasks.foundation.errors import BlowUp
 from tasks.foundation.log.appends import commit, quarantine, rewind
 from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from tasks.foundation.telemetry.formatting import metric_words

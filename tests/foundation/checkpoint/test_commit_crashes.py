@@ -8,7 +8,7 @@ import pytest
 from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.log_entry import Retire
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.foundation.checkpoint.test_requests import spec_of

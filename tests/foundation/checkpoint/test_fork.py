@@ -14,7 +14,7 @@ from tasks.foundation.contracts.log_entry import Change, Commit, Origin, Rewind
 from tasks.foundation.errors import BatonError, DamagedCheckpoint, InvalidInput, RunLogError, StorageError
 from tasks.foundation.log.appends import commit, quarantine
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting

@@ -22,7 +22,7 @@ from tasks.foundation.log import files
 from tasks.foundation.log.appends import commit, rewind
 from tasks.foundation.log.history import history_of, kept_for_good, restorable
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.support.counting_storage import Counting

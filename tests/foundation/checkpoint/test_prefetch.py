@@ -8,7 +8,7 @@ import pytest
 from tasks.foundation.checkpoint.verify import CheckpointPrefetch, FetchedFile, fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting

@@ -11,7 +11,7 @@ from tasks.foundation.contracts.log_entry import Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, StaleWriter, StorageError
 from tasks.foundation.log.appends import commit, quarantine
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Silent
 from tests.support.counting_storage import Counting
 from tests.support.event_recorder import EventRecorder

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import files as module
+from tasks.foundation.checkpoint import tensor_bundle as module
 from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.checkpoint.snapshot import take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot

@@ -22,7 +22,7 @@ from tasks.foundation.log.appends import quarantine
 from tasks.foundation.log.fold import fold
 from tasks.foundation.log.history import commit_of, restorable
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.interface import Storage, discard
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import (

@@ -20,7 +20,7 @@ from tasks.foundation.errors import (
     WeightsError,
 )
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.small_logs import assert_sound, begin, evaluation, folders, head_of, train
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint import files
 from tasks.foundation.checkpoint import snapshot as module
+from tasks.foundation.checkpoint import tensor_bundle
 from tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snapshot_bytes, take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
@@ -163,7 +163,7 @@ def test_threads_copy_every_byte(state: Any, monkeypatch: pytest.MonkeyPatch, co
 def test_many_files_restore_the_same_state(
     state: Any, staging_home: LocalStorage, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
-    monkeypatch.setattr(files, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(tensor_bundle, "SHARD_BYTES", shard_bytes)
     ref = write_snapshot(taken(state), staging_home, base=7, attempt="abc")
     assert len(list(staging_home.files(ref.path))) > 3
     reader = tf.train.load_checkpoint(str(Path(staging_home.uri) / ref.path / "ckpt"))

@@ -25,7 +25,7 @@ from tasks.foundation.errors import (
 )
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage import local
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
 from tests.support.small_logs import signed

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint import files as module
-from tasks.foundation.checkpoint.files import arrange
+from tasks.foundation.checkpoint import tensor_bundle as module
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.snapshot import take_snapshot
+from tasks.foundation.checkpoint.tensor_bundle import arrange
 from tasks.foundation.checkpoint.verify import find_damage, read_manifest
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.checkpoint import CheckpointRef, FileRecord

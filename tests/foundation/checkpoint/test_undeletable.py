@@ -10,7 +10,7 @@ import pytest
 from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.errors import StoreRefused, StoreUnreachable
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import discard
+from tasks.foundation.storage.interface import discard
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.small_logs import assert_sound, begin, folders, head_of, stage, train

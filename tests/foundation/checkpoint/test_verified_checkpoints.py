@@ -9,7 +9,7 @@ from tasks.foundation.checkpoint.retention import KeepLast, KeepVerified, Retent
 from tasks.foundation.contracts.log_entry import Entry, Quarantine, Rewind
 from tasks.foundation.log.appends import commit, quarantine_older
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.interleaving import Execution, Writer

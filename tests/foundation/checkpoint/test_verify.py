@@ -4,7 +4,7 @@ import pytest
 
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.errors import FileMissing
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, head_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import files as module
+from tasks.foundation.checkpoint import tensor_bundle as module
 from tasks.foundation.checkpoint import write
 from tasks.foundation.checkpoint.snapshot import Snapshot, take_snapshot
 from tasks.foundation.checkpoint.verify import verify_checkpoint

@@ -11,7 +11,7 @@ import pytest
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
 from tasks.foundation.errors import FileTooLarge, PathRefused, TooLargeToWrite
 from tasks.foundation.log.files import Hint
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.fakes.gcs.server import FakeGcs

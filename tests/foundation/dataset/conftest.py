@@ -11,7 +11,7 @@ import pytest
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
 from tasks.foundation.dataset import cache
 from tasks.foundation.dataset.manifest import manifest_path
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import FarStorage

@@ -14,7 +14,7 @@ from tasks.foundation.log.appends import commit, quarantine
 from tasks.foundation.log.attempts import Attempts
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.clock import NOON
 from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, head_of, stage

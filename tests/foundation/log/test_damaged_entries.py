@@ -11,7 +11,7 @@ from tasks.foundation.contracts.log_entry import Body, Entry, Finish, Quarantine
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.log.files import entry_path
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.random_logs import append, next_commit
 from tests.support.small_logs import (

@@ -15,7 +15,7 @@ from tasks.foundation.log import files
 from tasks.foundation.log import log as run_log
 from tasks.foundation.log.files import block_path, false_blocks
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.counting_storage import Counting
 from tests.support.crashing_store import CrashingStore, Died

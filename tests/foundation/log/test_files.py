@@ -25,7 +25,7 @@ from tasks.foundation.errors import RunLogError
 from tasks.foundation.log.files import entry_path
 from tasks.foundation.log.fold import fold
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.random_logs import reads

@@ -8,7 +8,7 @@ from tasks.foundation.errors import StaleWriter
 from tasks.foundation.log.appends import evaluation_due, finish
 from tasks.foundation.log.fold import fold
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution
 from tests.support.rival_writers import SPEC, Scene, commits_on, report_interleavings

@@ -7,7 +7,7 @@ from tasks.foundation.contracts.log_entry import Commit, MetricRow
 from tasks.foundation.log.appends import commit, quarantine
 from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.small_logs import begin, evaluation, head_of, stage, train
 
 

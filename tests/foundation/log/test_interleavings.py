@@ -9,7 +9,7 @@ from tasks.foundation.contracts.log_entry import Entry, Quarantine
 from tasks.foundation.errors import FileAlreadyThere, StaleWriter, StorageError
 from tasks.foundation.log.appends import commit, quarantine
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer, explore
 from tests.support.rival_writers import Scene, assert_one_winner, commits_on, in_memory, report_interleavings, retried

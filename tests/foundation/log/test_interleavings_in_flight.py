@@ -8,7 +8,7 @@ import pytest
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
 from tasks.foundation.errors import StaleWriter, StorageError
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import Scene, in_memory, report_interleavings
 from tests.support.small_logs import Act, assert_sound

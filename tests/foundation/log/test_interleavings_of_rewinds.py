@@ -6,7 +6,7 @@ from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quaranti
 from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import (
     Scene,

@@ -14,7 +14,7 @@ from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Silent
 from tests.support.small_logs import assert_sound, begin, edit_entry, head_of, origin, signed, stage, train
 

@@ -9,7 +9,7 @@ from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.log.attempts import is_alive, read_attempts, require_progress
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.clock import NOON
 from tests.support.ledger_records import head_at, record_of
 

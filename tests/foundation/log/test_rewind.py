@@ -7,7 +7,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NonFinite, StaleWriter
 from tasks.foundation.log.appends import commit, rewind
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tests.support.small_logs import begin, head_of, stage, train
 
 SPEC = RunSpec.model_validate(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.opening import open_home, open_storage
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import PathRefused
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.opening import open_storage

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
-from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.opening import open_storage

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.interface import FileStat
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy

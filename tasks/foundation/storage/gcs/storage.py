@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
-from tasks.foundation.storage.base import FileStat, is_inside, require_inside
 from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object, read_parts
 from tasks.foundation.storage.gcs.refusals import FIELDS, check_settings, compressed_object
 from tasks.foundation.storage.gcs.responses import Resource
 from tasks.foundation.storage.gcs.uploads import Payload, Upload, create_object, put_object
+from tasks.foundation.storage.interface import FileStat, is_inside, require_inside
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Parts, local_target, parallel_map
 
 # The number of parallel transfers and the bytes of each in memory: a checkpoint of any size takes twice the product.

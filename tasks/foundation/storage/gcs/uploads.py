@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.gcs.connection import BLOCK_BYTES, Retry, retrying
 from tasks.foundation.storage.gcs.objects import Bucket
 from tasks.foundation.storage.gcs.refusals import bucket_missing
@@ -28,6 +27,7 @@ from tasks.foundation.storage.gcs.responses import (
     resource_of,
     session_url_of,
 )
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.transfers import checksum_file, extend_crc32c
 
 _GONE = 410

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
-from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.interface import FileStat
 from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tasks.foundation.checkpoint.files import BundleEntry, data_file, index_of, locate, string_tensor, varint
+from tasks.foundation.checkpoint.tensor_bundle import BundleEntry, data_file, index_of, locate, string_tensor, varint
 from tasks.foundation.state.digest import OBJECT_GRAPH, object_graph_of, stored_name, tree_of
 from tasks.foundation.storage.transfers import checksum_bytes
 
