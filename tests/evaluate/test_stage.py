@@ -69,9 +69,9 @@ def lab_at(folder: str) -> Lab:
 
 def examples(lab: Lab, spec: RunSpec) -> list[Any]:
     """The validation examples, one by one."""
-    from tasks.foundation.dataset.evaluation_sets import validation_dataset
+    from tasks.foundation.dataset.evaluation_sets import set_batches
 
-    dataset = validation_dataset(lab.storage, lab.prepare(spec), batch_size=1)
+    dataset = set_batches(lab.storage, lab.prepare(spec), on="validation", batch_size=1)
     return [[part[0] for part in element] for element in dataset.as_numpy_iterator()]
 
 

@@ -4,7 +4,6 @@ Training reads without end, see `read.py`; both read the same shards and decode 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,24 +16,24 @@ from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, pars
 from tasks.foundation.storage.interface import Storage
 
 
-def validation_dataset(
+def set_batches(
     storage: Storage,
     ref: DatasetRef,
     *,
+    on: SetName,
     batch_size: int,
-    part: Part = "validation",
     function: SeededFunction | None = None,
     seed: int = 0,
 ) -> Any:
-    """Return full batches of the validation examples, in the order of the manifest, each example once.
+    """Return full batches of the examples of a set, in the order of the manifest, each example once.
 
-    The last `validation_examples % batch_size` examples are left for `validation_remainder`.
+    The last `examples % batch_size` examples are left for `set_remainder`.
 
     Args:
-        storage: the storage root; `ref.folder` is relative to it.
+        storage: the storage root; folders of datasets are relative to it.
         ref: the prepared dataset.
-        batch_size: examples per batch.
-        part: train: the examples of a dataset that is an own set as a whole.
+        on: the set.
+        batch_size: examples per batch, at least 1.
         function: transforms each example; None: examples as they were prepared.
         seed: the run's seed; `function` gets seeds that follow from it and the example's index.
 
@@ -42,84 +41,65 @@ def validation_dataset(
         A finite tf.data.Dataset of tuples as in `training_dataset`, with static shapes.
 
     Raises:
-        ValueError: batch_size is below 1.
         DamagedDataset: as in `training_dataset`.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    manifest = load_manifest(storage, ref)
-    reading = _ValidationReading(part=part, function=function, seed=seed)
-    found = plain_datasets(storage, manifest, ref.folder)
-    return _validation(storage, found, reading, skip=0, batch_size=batch_size)
+    where, part = place_of_set(ref, on)
+    found = plain_datasets(storage, load_manifest(storage, where), where.folder)
+    dataset = _batches(storage, found, part, skip=0, batch_size=batch_size)
+    return _transformed(dataset, function, seed=seed, skip=0, batch_size=batch_size)
 
 
-def validation_remainder(
+def set_remainder(
     storage: Storage,
     ref: DatasetRef,
     *,
+    on: SetName,
     batch_size: int,
-    part: Part = "validation",
     function: SeededFunction | None = None,
     seed: int = 0,
 ) -> Any | None:
-    """Return one batch of the last `validation_examples % batch_size` examples; None if there are none.
-
-    Args and errors: as in `validation_dataset`.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    manifest = load_manifest(storage, ref)
+    """Return one batch of the examples that `set_batches` leaves; None if there are none. For arguments see there."""
+    where, part = place_of_set(ref, on)
+    manifest = load_manifest(storage, where)
     examples = _examples_of(manifest, part)
     remainder = examples % batch_size
     if not remainder:
         return None
-    reading = _ValidationReading(part=part, function=function, seed=seed)
-    found = plain_datasets(storage, manifest, ref.folder)
-    return _validation(storage, found, reading, skip=examples - remainder, batch_size=remainder)
+    found, skip = plain_datasets(storage, manifest, where.folder), examples - remainder
+    dataset = _batches(storage, found, part, skip=skip, batch_size=remainder)
+    return _transformed(dataset, function, seed=seed, skip=skip, batch_size=remainder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ValidationReading:
-    """Which examples are read for an evaluation, and how they are transformed; see `validation_dataset`."""
-
-    part: Part
-    function: SeededFunction | None
-    seed: int
-
-
-def _validation(
-    storage: Storage,
-    datasets: Sequence[tuple[str, DatasetManifest]],
-    reading: _ValidationReading,
-    *,
-    skip: int,
-    batch_size: int,
+def _batches(
+    storage: Storage, datasets: Sequence[tuple[str, DatasetManifest]], part: Part, *, skip: int, batch_size: int
 ) -> Any:
     """Return batches of the examples of datasets with shards, one dataset after the other.
 
     Args:
         storage: the storage root.
         datasets: folder and manifest of each; all have the same features.
-        reading: which examples, and how.
+        part: of each.
         skip: examples to leave out at the begin.
         batch_size: examples per batch.
     """
     records, before = None, 0
     for folder, manifest in datasets:
-        examples = _examples_of(manifest, reading.part)
+        examples = _examples_of(manifest, part)
         skip_here = max(skip - before, 0)
         before += examples
         if skip_here < examples:
-            own = _records(storage.at(folder), manifest, reading.part, skip=skip_here)
+            own = _records(storage.at(folder), manifest, part, skip=skip_here)
             records = own if records is None else records.concatenate(own)
-    manifest = datasets[0][1]
+    folder, manifest = datasets[0]
     if records is None:
-        records = _records(storage.at(datasets[0][0]), manifest, reading.part, skip=skip)
-    dataset = parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
-    if reading.function is not None:
-        function, seed = reading.function, reading.seed
-        dataset = transformed_validation(dataset, function, seed=seed, skip=skip, batch_size=batch_size)
-    return finished(dataset)
+        records = _records(storage.at(folder), manifest, part, skip=skip)
+    return parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
+
+
+def _transformed(batches: Any, function: SeededFunction | None, *, seed: int, skip: int, batch_size: int) -> Any:
+    if function is not None:
+        batches = transformed_validation(batches, function, seed=seed, skip=skip, batch_size=batch_size)
+    return finished(batches)
 
 
 def _examples_of(manifest: DatasetManifest, part: Part) -> int:
@@ -147,43 +127,6 @@ def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: i
         return records_in(paths).batch(count).map(lambda records: tf.gather(records, part_positions[taken[0] :]))
 
     return windows_of(plans).flat_map(read)
-
-
-def set_batches(
-    storage: Storage,
-    ref: DatasetRef,
-    *,
-    on: SetName,
-    batch_size: int,
-    function: SeededFunction | None = None,
-    seed: int = 0,
-) -> Any:
-    """Return full batches of a set, see `validation_dataset`.
-
-    Args:
-        storage: the storage root; folders of datasets are relative to it.
-        ref: the prepared dataset.
-        on: the set.
-        batch_size: examples per batch.
-        function: transforms each example, see `validation_dataset`.
-        seed: the run's seed.
-    """
-    where, part = place_of_set(ref, on)
-    return validation_dataset(storage, where, batch_size=batch_size, part=part, function=function, seed=seed)
-
-
-def set_remainder(
-    storage: Storage,
-    ref: DatasetRef,
-    *,
-    on: SetName,
-    batch_size: int,
-    function: SeededFunction | None = None,
-    seed: int = 0,
-) -> Any | None:
-    """Return one batch of the examples that `set_batches` leaves, or None. For arguments see there."""
-    where, part = place_of_set(ref, on)
-    return validation_remainder(storage, where, batch_size=batch_size, part=part, function=function, seed=seed)
 
 
 def place_of_set(ref: DatasetRef, on: SetName) -> tuple[DatasetRef, Part]:

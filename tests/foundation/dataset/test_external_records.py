@@ -21,7 +21,7 @@ from tasks.foundation.contracts.dataset import (
     content_digest,
 )
 from tasks.foundation.dataset import read
-from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import (
     held_out_mask,
     manifest_path,
@@ -193,8 +193,8 @@ def test_epoch_has_each_example_once_from_any_first_batch(
     first = seed % batches
     assert labels(training(prepared, **settings, first_batch=first), batches - first) == straight[first:]
     # In source order, however it is cut into ranges.
-    full = labels(validation_dataset(prepared.storage, prepared.ref, batch_size=batch), -1)
-    remainder = validation_remainder(prepared.storage, prepared.ref, batch_size=batch)
+    full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch), -1)
+    remainder = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch)
     rest = [] if remainder is None else labels(remainder, -1)
     assert [label for labels_ in full + rest for label in labels_] == held_out
 
@@ -208,8 +208,8 @@ def test_remainder_starts_after_the_full_batches(
     held_out = np.flatnonzero(held_out_mask(rule, 0, 30)).tolist()
     assert len(held_out) % 4
     prepared = external([(0, ends if index % 10 == 9 else "") for index in range(30)], rule)
-    full = labels(validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
-    (rest,) = labels(validation_remainder(prepared.storage, prepared.ref, batch_size=batch_size), -1)
+    full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch_size), -1)
+    (rest,) = labels(set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch_size), -1)
     assert [label for part in [*full, rest] for label in part] == held_out
 
 
@@ -257,7 +257,7 @@ def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
         for x, y in found:
             np.testing.assert_array_equal(x["pixels"], np.broadcast_to(y[:, None, None, None], (6, 8, 8, 3)))
             np.testing.assert_allclose(x["scaled"], np.broadcast_to(y[:, None, None, None] / 255, (6, 4, 2, 1)), 1e-5)
-    (x, y) = next(validation_dataset(prepared.storage, prepared.ref, batch_size=2).as_numpy_iterator())
+    (x, y) = next(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=2).as_numpy_iterator())
     np.testing.assert_array_equal(x["pixels"][:, 0, 0, 0], y)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.foundation.contracts.data_spec import Exhausted, MixedSource, Mixture
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
-from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import (
     dataset_folder,
     load_manifest,
@@ -143,8 +143,8 @@ def test_held_out_examples_of_each_source_are_read_once(mixed: Mixed) -> None:
     expected = [*range(1000, 1013), *range(21_000, 21_006)]
     for batch_size in (1, 7, 14, 16, 50):
         settings = {"batch_size": batch_size, "function": shifted, "seed": 1}
-        full = validation_dataset(prepared.storage, prepared.ref, **settings)
-        rest = validation_remainder(prepared.storage, prepared.ref, **settings)
+        full = set_batches(prepared.storage, prepared.ref, on="validation", **settings)
+        rest = set_remainder(prepared.storage, prepared.ref, on="validation", **settings)
         elements = [*full.as_numpy_iterator(), *([] if rest is None else rest.as_numpy_iterator())]
         assert [int(label) for _, labels in elements for label in labels] == expected
 

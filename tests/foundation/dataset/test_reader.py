@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.foundation.dataset import order
 from tasks.foundation.dataset import read as reader
-from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
@@ -156,7 +156,7 @@ def test_store_without_local_files_gives_the_same_batches(
 ) -> None:
     near, far = numbered([5, 5, 3], [3]), numbered([5, 5, 3], [3], MemoryStorage("reader-test"))
     assert labels(training(far), 20) == labels(training(near), 20)
-    assert labels(validation_dataset(far.storage, far.ref, batch_size=3), -1) == [[1000, 1001, 1002]]
+    assert labels(set_batches(far.storage, far.ref, on="validation", batch_size=3), -1) == [[1000, 1001, 1002]]
 
 
 def test_copies_of_remote_shards_do_not_pile_up(
@@ -185,7 +185,7 @@ def test_dataset_larger_than_the_cache_gives_the_same_batches(
     far = numbered([3] * 9, [2] * 5, FarStorage(MemoryStorage(f"larger-{windows}")))
     monkeypatch.setenv("BATON_CACHE_BYTES", str(windows * 2 * near.manifest.train[0].size))
     assert labels(training(far), 30) == labels(training(near), 30)
-    dataset = validation_dataset(far.storage, far.ref, batch_size=3)
+    dataset = set_batches(far.storage, far.ref, on="validation", batch_size=3)
     assert [label for batch in labels(dataset, -1) for label in batch] == list(range(1000, 1009))
 
 
@@ -219,7 +219,7 @@ def test_validation_downloads_several_shards_ahead(numbered: Callable[..., Any])
             together.wait(PATIENCE)  # fails unless four downloads run at once
 
     far.storage.before = before
-    assert len(list(validation_dataset(far.storage, far.ref, batch_size=6))) == 3
+    assert len(list(set_batches(far.storage, far.ref, on="validation", batch_size=6))) == 3
 
 
 @pytest.mark.usefixtures("temporary")
@@ -239,8 +239,8 @@ def test_validation_reads_each_example_once_in_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], counts: list[int], batch_size: int
 ) -> None:
     prepared = numbered([2], counts)
-    full = labels(validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
-    remainder = validation_remainder(prepared.storage, prepared.ref, batch_size=batch_size)
+    full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch_size), -1)
+    remainder = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch_size)
     rest = [] if remainder is None else labels(remainder, -1)
     assert [len(batch) for batch in full] == [batch_size] * (sum(counts) // batch_size)
     assert [len(batch) for batch in rest] == ([sum(counts) % batch_size] if sum(counts) % batch_size else [])
@@ -249,18 +249,8 @@ def test_validation_reads_each_example_once_in_order(
 
 def test_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
     prepared = numbered([2], [5])
-    remainder = validation_remainder(prepared.storage, prepared.ref, batch_size=3)
+    remainder = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=3)
     assert remainder.element_spec[0].shape == (2, 2)
-
-
-@pytest.mark.parametrize("batch_size", [0, -1])
-@pytest.mark.parametrize("read", [validation_dataset, validation_remainder])
-def test_empty_validation_batch_is_refused(
-    numbered: Callable[..., Any], read: Callable[..., Any], batch_size: int
-) -> None:
-    prepared = numbered([2], [5])
-    with pytest.raises(ValueError, match=f"batch_size={batch_size} must be at least 1"):
-        read(prepared.storage, prepared.ref, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +281,7 @@ def test_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[...
     dataset = (
         training(prepared)
         if part.startswith("train")
-        else validation_dataset(prepared.storage, prepared.ref, batch_size=2)
+        else set_batches(prepared.storage, prepared.ref, on="validation", batch_size=2)
     )
     with pytest.raises(DamagedDataset) as damaged, original_read_errors():
         list(dataset.take(4))

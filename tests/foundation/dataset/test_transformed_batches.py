@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.dataset import read
-from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.model_inputs import Parts, TrainingFunctions, example_seeds
 from tasks.foundation.dataset.order import hashes
 
@@ -112,8 +112,8 @@ def test_validation_seeds_depend_on_the_index_alone(numbered: Callable[..., Any]
     prepared = numbered([5], [9, 14])
 
     def values(size: int) -> dict[int, float]:
-        full = validation_dataset(prepared.storage, prepared.ref, batch_size=size, function=shifted, seed=1)
-        rest = validation_remainder(prepared.storage, prepared.ref, batch_size=size, function=shifted, seed=1)
+        full = set_batches(prepared.storage, prepared.ref, on="validation", batch_size=size, function=shifted, seed=1)
+        rest = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=size, function=shifted, seed=1)
         elements = [*full.as_numpy_iterator(), *([] if rest is None else rest.as_numpy_iterator())]
         return {int(label): float(row[2]) for x, y in elements for row, label in zip(x, y, strict=True)}
 

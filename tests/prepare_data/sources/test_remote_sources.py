@@ -260,7 +260,7 @@ def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset import read
-    from tasks.foundation.dataset.evaluation_sets import validation_dataset
+    from tasks.foundation.dataset.evaluation_sets import set_batches
 
     for part in range(3):
         with tf.io.TFRecordWriter(str(workshop.code / "made")) as writer:
@@ -276,6 +276,8 @@ def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
         workshop.storage, ref, seed=0, global_batch_size=ref.train_examples, window_shards=3, first_batch=0
     )
     trained = [int(number) for number in next(dataset.as_numpy_iterator())[1]]
-    held_out = [int(y[0]) for _, y in validation_dataset(workshop.storage, ref, batch_size=1).as_numpy_iterator()]
+    held_out = [
+        int(y[0]) for _, y in set_batches(workshop.storage, ref, on="validation", batch_size=1).as_numpy_iterator()
+    ]
     assert sorted(trained + held_out) == list(range(30))
     assert held_out == sorted(held_out) != []

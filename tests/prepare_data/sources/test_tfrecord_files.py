@@ -21,13 +21,13 @@ from tests.support.tfrecords import PLAIN, file_of, png, record
 def read(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
     """Return all examples of one training epoch, and of validation, as the reader gives them."""
     from tasks.foundation.dataset import read as reader
-    from tasks.foundation.dataset.evaluation_sets import validation_dataset
+    from tasks.foundation.dataset.evaluation_sets import set_batches
 
     settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
     with original_read_errors():
         dataset = reader.training_dataset(workshop.storage, ref, **settings)
         train = list(islice(dataset.as_numpy_iterator(), ref.train_examples))
-        validation = validation_dataset(workshop.storage, ref, batch_size=1)
+        validation = set_batches(workshop.storage, ref, on="validation", batch_size=1)
         return train, list(validation.as_numpy_iterator())
 
 
