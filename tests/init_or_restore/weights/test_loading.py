@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.run_spec import InitSpec
@@ -58,6 +59,17 @@ def test_entries_that_are_not_weights_are_counted_only(lab: Lab) -> None:
     assert report.sources[0].ignored == 2 + 2 + 2 * trained
     assert before
     assert same(before, others_of(state))
+
+
+def test_equal_variables_without_names_stay_apart(lab: Lab) -> None:
+    """A variable that its user does not name is called Variable, as every other one is."""
+    root = tf.Module()
+    for layer, weight in (("in", "bias"), ("norm", "beta")):
+        setattr(root, layer, tf.Module())
+        setattr(getattr(root, layer), weight, tf.Variable(tf.zeros(5)))
+    tf.train.Checkpoint(root).write(str(lab.code / "unnamed" / "ckpt"))
+    _, report = load(lab, {"source": "unnamed", "include": ["in/bias", "norm/beta"]})
+    assert set(report.sources[0].loaded) == {"in/bias", "norm/beta"}
 
 
 def test_a_checkpoint_of_tensorflow_1_is_refused(lab: Lab) -> None:
