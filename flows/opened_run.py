@@ -460,7 +460,7 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
     """
     path, data = _read(opened, head, remedies)
     where = f"{opened.home.uri}/{path}"
-    saved = _parsed(data, where)
+    saved = SavedCode.from_json(data, where=where, error=RunLogError, unknown_keys="forbid")
     if not trust_code:
         _require_own(opened, path, data, saved, remedies)
     if MASK in saved.run_file.model.model_dump_json():
@@ -509,12 +509,6 @@ def hint_at_other_files(run_file: Path) -> Iterator[None]:
         raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
 
 
-def read_saved_code(opened: RunHome, head: Head) -> SavedCode:
-    """Read the run file and the code that a home has, whoever wrote them; see `saved_run`."""
-    path, data = _read(opened, head, OF_COMMANDS)
-    return _parsed(data, f"{opened.home.uri}/{path}")
-
-
 def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes]:
     """The path and the bytes of the saved code; they have the digest in its name."""
     path, hints = str(head.identity.get(SAVED_CODE)), [remedies.own_code]
@@ -528,10 +522,6 @@ def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes]:
     if path != saved_code_path(data):
         raise RunLogError(message(f"{where} is damaged: its content does not have the digest in its name", hints=hints))
     return path, data
-
-
-def _parsed(data: bytes, where: str) -> SavedCode:
-    return SavedCode.from_json(data, where=where, error=RunLogError, unknown_keys="forbid")
 
 
 def _require_own(opened: RunHome, path: str, data: bytes, saved: SavedCode, remedies: Remedies) -> None:

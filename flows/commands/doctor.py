@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -41,43 +41,62 @@ from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """The arguments of `baton doctor`.
-
-    Attributes:
-        file: path of the run file.
-        overrides: changes to keys of the run file, `key=value` each, such as train.steps=100.
-        tpu: TPU type to check for; None if the user names none.
-        step_seconds: assumed duration of one step on that TPU; None if unknown.
-        preempted_every_hours: mean time between preemptions.
-    """
-
-    file: Path
-    overrides: tuple[str, ...] = ()
-    tpu: TpuType | None = None
-    step_seconds: float | None = None
-    preempted_every_hours: float = 4.0
-
-
-def run_checks(options: DoctorOptions, on_finding: Callable[[Finding], None]) -> Checks:
+def run_checks(
+    file: Path,
+    overrides: Sequence[str],
+    on_finding: Callable[[Finding], None],
+    *,
+    tpu: TpuType | None = None,
+    step_seconds: float | None = None,
+    hours_between: float = 4.0,
+) -> Checks:
     """Run all checks. Temporary files are written on this machine and below the storage root, and then deleted.
 
     Args:
-        options: what to check, and for which accelerator.
+        file: path of the run file.
+        overrides: changes to keys of the run file, `key=value` each, such as train.steps=100.
         on_finding: called with each finding as soon as it is known.
+        tpu: TPU type to check for; None if the user names none.
+        step_seconds: assumed duration of one step on that TPU; None if unknown.
+        hours_between: mean time between preemptions.
     """
     checks = Checks(on_finding)
-    run = checks.run("run file", lambda: check_run_file(options.file, options.overrides))
-    target = checks.run("accelerator", lambda run: check_accelerator(run, options.tpu), run).as_passed
+    run = checks.run("run file", lambda: check_run_file(file, overrides))
+    target = checks.run("accelerator", lambda run: check_accelerator(run, tpu), run).as_passed
     batch = checks.run("batch", check_batch, run, target)
     code = checks.run("code", check_code, run)
     storage = checks.run("storage", check_storage, run)
     checks.run("preflight", lambda run, storage, *_: check_preflight(run, storage), run, storage, batch, code)
     with temporary_folder(DOCTOR_PREFIX) as folder:
         sample = checks.run("data", lambda run: _check_data(run, storage, folder), run)
-        inputs = _ModelInputs(run=_with_examples(run, sample), target=target, code=code, storage=storage, sample=sample)
-        _run_model_checks(checks, options, inputs)
+        run = _with_examples(run, sample)
+        # What needs TensorFlow, whose import takes seconds.
+        model = checks.run(
+            "model",
+            lambda run, target, sample, _: _model_checks().check_model(run, target, sample, log=_log_of(run, storage)),
+            run,
+            target,
+            sample,
+            code,
+        )
+        checks.run("dtype", lambda *values: _model_checks().check_dtype(*values), model, target)
+        graph = checks.run("graph", lambda *values: _model_checks().check_graph(*values), model, target)
+        compiled = (run, target, model)
+        checks.run("xla", lambda *values: _xla_checks().check_xla(*values[:3]), *compiled, graph)
+        memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, target)
+        stepped = (run, target, sample)
+        checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), *stepped, model)
+        checks.run("input", lambda run, target, sample: check_input(run, target, sample, step_seconds), *stepped)
+        commit = checks.run("commit", lambda storage, model: check_commit(storage, model.state), storage, model)
+        checks.run(
+            "preemption",
+            lambda run, cost, model: check_preemption(
+                run, cost, start_seconds=model.seconds, step_seconds=step_seconds, hours_between=hours_between
+            ),
+            run,
+            commit,
+            model,
+        )
     return checks
 
 
@@ -87,58 +106,6 @@ def _with_examples(run: Finding, sample: Finding) -> Finding:
     if examples is None:
         return run
     return replace(run, value=replace(run.value, spec=with_examples(run.value.spec, examples)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelInputs:
-    """The findings whose values the model's checks use."""
-
-    run: Finding
-    target: Finding
-    code: Finding
-    storage: Finding
-    sample: Finding
-
-
-def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInputs) -> None:
-    """Run the checks that need TensorFlow, whose import takes seconds."""
-    run, target, sample, storage = inputs.run, inputs.target, inputs.sample, inputs.storage
-    model = checks.run(
-        "model",
-        lambda run, target, sample, _: _model_checks().check_model(run, target, sample, log=_log_of(run, storage)),
-        run,
-        target,
-        sample,
-        inputs.code,
-    )
-    checks.run("dtype", lambda *values: _model_checks().check_dtype(*values), model, target)
-    graph = checks.run("graph", lambda *values: _model_checks().check_graph(*values), model, target)
-    checks.run(
-        "xla", lambda run, target, model, _: _xla_checks().check_xla(run, target, model), run, target, model, graph
-    )
-    memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, target)
-    checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), run, target, sample, model)
-    checks.run(
-        "input",
-        lambda run, target, sample: check_input(run, target, sample, options.step_seconds),
-        run,
-        target,
-        sample,
-    )
-    commit = checks.run("commit", lambda storage, model: check_commit(storage, model.state), storage, model)
-    checks.run(
-        "preemption",
-        lambda run, cost, model: check_preemption(
-            run,
-            cost,
-            start_seconds=model.seconds,
-            step_seconds=options.step_seconds,
-            hours_between=options.preempted_every_hours,
-        ),
-        run,
-        commit,
-        model,
-    )
 
 
 def _check_data(run: RunFile, storage: Finding, folder: Path) -> Finding:
@@ -197,17 +164,18 @@ def doctor(
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
 
-    options = DoctorOptions(
-        file=file,
-        overrides=tuple(overrides or ()),
-        tpu=None if for_type is None else tpu_type(for_type),
-        step_seconds=step_seconds,
-        preempted_every_hours=preempted_every_hours,
-    )
-    _take_hash_seed(options.file, options.overrides)
+    tpu = None if for_type is None else tpu_type(for_type)
+    _take_hash_seed(file, overrides or ())
     quiet_tensorflow()
     _speed_up_xla()
-    checks = run_checks(options, _ignore if as_json else _say)
+    checks = run_checks(
+        file,
+        overrides or (),
+        _ignore if as_json else _say,
+        tpu=tpu,
+        step_seconds=step_seconds,
+        hours_between=preempted_every_hours,
+    )
     if as_json:
         findings = [
             {"check": each.check, "verdict": each.verdict, "text": each.text, "remedy": each.remedy}

@@ -62,9 +62,7 @@ def training_of(
     ]
     if run.spec.train.callbacks and callbacks_act_at_evaluations(run.spec):
         settings.append(f"evaluate.every_steps={steps // 2}")
-    return Execution(
-        name=name, storage=storage, file=run.path, settings=tuple(settings), steps=steps, segment_steps=segment_steps
-    )
+    return Execution(name=name, storage=storage, file=run.path, settings=tuple(settings), steps=steps)
 
 
 def require_enough_steps(steps: int) -> None:

@@ -44,7 +44,6 @@ class Execution:
         file: the run file.
         settings: overrides of the run file, in their order.
         steps: the absolute step to train to.
-        segment_steps: length of a segment in steps.
         cuts: more steps to commit on the way.
     """
 
@@ -53,7 +52,6 @@ class Execution:
     file: Path
     settings: tuple[str, ...]
     steps: int
-    segment_steps: int
     cuts: tuple[int, ...] = ()
 
     @property

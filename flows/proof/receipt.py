@@ -274,7 +274,6 @@ def _execute(run: Run, overrides: tuple[str, ...], stretch: Stretch, which: str,
         # What says when to evaluate and to log stays as it is.
         settings=(*overrides, *logged_settings(run.spec, stretch), *_SWITCHED_OFF),
         steps=stretch.end.step,
-        segment_steps=stretch.end.step,
         cuts=tuple(ref.step for ref in stretch.commits[:-1]),
     )
     _begin_home(execution.home, run.home, stretch)

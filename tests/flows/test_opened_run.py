@@ -13,7 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from flows.commands.main import main
-from flows.opened_run import RunHome, open_run, read_saved_code, run_of_deployment, saved_run, write_run_file
+from flows.opened_run import RunHome, open_run, run_of_deployment, saved_run, write_run_file
+from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedFile
 from tasks.foundation.contracts.log_entry import Change, Head, Origin
 from tasks.foundation.contracts.run_file import load_run_file
@@ -115,7 +116,9 @@ def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.Capture
         run = saved_run(home, head)
         assert text in (run.folder / "model.py").read_text()
         assert (run.folder / "layers.py").read_bytes() == (lab.code / "layers.py").read_bytes()
-        model = read_saved_code(home, head).model
+        saved = read_saved_code(home.home, head.identity[SAVED_CODE])
+        assert saved is not None
+        model = saved.model
         assert model is not None
         assert [(layer.kind, layer.output_shape) for layer in model.layers] == [("Dense", "(None, 3)")]
         assert (model.trainable, model.frozen) == (21, 0)
@@ -124,7 +127,8 @@ def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.Capture
     assert (again, len(list(lab.storage.files("build/code")))) == (changed, 2)
     assert main(["fork", home.home.uri, "--as", "forked"]) == 0
     forked = open_run(f"{lab.storage.uri}/forked")
-    assert read_saved_code(forked, forked.require_head()) == read_saved_code(home, changed)
+    newest = forked.require_head().identity[SAVED_CODE]
+    assert read_saved_code(forked.home, newest) == read_saved_code(home.home, changed.identity[SAVED_CODE]) is not None
     capsys.readouterr()
 
 

@@ -84,12 +84,13 @@ class FakeExecutions:
     def _train(self, execution: Execution, until: int) -> None:
         log = RunLog(execution.home)
         result, content = self.result(execution.name), self.content(execution.name)
+        (length,) = (int(each.split("=")[1]) for each in execution.settings if each.startswith("train.segment_steps="))
         if log.head() is None:
             origin = Origin(identity={"data.content_digest": content}, environment=ENVIRONMENT)
             log.append(lambda _: origin, attempt=uuid.uuid4().hex)
             self._commit(log, 0, result)
         while (head := log.head()) and head.tip and head.tip.step < until:
-            step = min(execution.steps, (head.tip.step // execution.segment_steps + 1) * execution.segment_steps)
+            step = min(execution.steps, (head.tip.step // length + 1) * length)
             self._commit(log, step, result, parent=head.tip)
 
     def _commit(self, log: RunLog, step: int, result: str, parent: CheckpointRef | None = None) -> None:

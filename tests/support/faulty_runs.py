@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.commands.doctor import DoctorOptions, run_checks
+from flows.commands.doctor import run_checks
 from flows.doctor.run_file_checks import Finding
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.machine.tpu import TpuType, tpu_type
@@ -87,9 +87,8 @@ def diagnose(
     file: Path, *, tpu: TpuType | None = V5E, step_seconds: float | None = None, overrides: Sequence[str] = ()
 ) -> dict[str, Finding]:
     """Run the doctor; return the findings by the names of their checks, after asserting that each check ran once."""
-    options = DoctorOptions(file=file, overrides=tuple(overrides), tpu=tpu, step_seconds=step_seconds)
     reported: list[Finding] = []
-    checks = run_checks(options, reported.append)
+    checks = run_checks(file, overrides, reported.append, tpu=tpu, step_seconds=step_seconds)
     assert reported == checks.findings
     assert [finding.check for finding in reported] == ALL_CHECKS
     return {finding.check: finding for finding in reported}
