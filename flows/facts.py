@@ -16,7 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import Entry, Environment, Head, StoredEntry, Totals
 from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
-from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of_log, seconds_in_log
+from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
 from tasks.foundation.log.attempts import is_alive, read_attempts
 from tasks.foundation.log.files import entry_number
 from tasks.foundation.log.fold import Worker, workers_from
@@ -186,7 +186,7 @@ class RunStatus(RunFacts):
         """
         facts = RunFacts.of(run, newest or run.log.newest() or run.require_newest())
         now = datetime.now(UTC)
-        account = account_of_log(run.attempts.read(), run.log, facts.newest, now=now)
+        account = account_of(run.attempts.read(), run.log, facts.newest, now=now)
         alive = [] if account is None else [each.record for each in account.attempts if each.alive]
         return cls(
             run=run,
@@ -305,7 +305,6 @@ def _account_json(account: Account) -> dict[str, Any]:
         "badput_seconds": account.bad_seconds,
         "unattributed_share": account.share(account.unattributed_seconds),
         "away_seconds": account.away_seconds,
-        "unrecorded_seconds": account.unrecorded_seconds,
         "alive": sum(attempt.alive for attempt in account.attempts),
         "died_without_a_word": sum(attempt.silent for attempt in account.attempts),
         "hung": sum(attempt.hung for attempt in account.attempts),
@@ -493,15 +492,6 @@ class ComparedRun(RunFacts):
         seconds = sum(commit.seconds.get("train", 0.0) for commit in commits)
         return sum(commit.examples for commit in commits) / seconds if seconds > 0 else None
 
-    def training_curve(self, metric: str) -> list[tuple[int, float]]:
-        """Step and value of a metric in the training."""
-        return [(row.step, row.metrics[metric]) for row in self.history.rows if metric in row.metrics]
-
-    def validation_curve(self, metric: str) -> list[tuple[int, float]]:
-        """Step and value of a metric on the validation set."""
-        evaluations = self.history.evaluations
-        return [(each.checkpoint.step, each.metrics[metric]) for each in evaluations if metric in each.metrics]
-
     def json(self) -> dict[str, Any]:
         """JSON values."""
         best = self.head.best
@@ -561,8 +551,5 @@ def _differences(one: Head, other: Head) -> Iterator[tuple[str, object, object]]
 
 def metric_names(runs: Sequence[ComparedRun]) -> list[str]:
     """All metrics of the curves, the loss first."""
-    names = dict[str, None]()
-    for run in runs:
-        names.update(dict.fromkeys(name for row in run.history.rows for name in row.metrics))
-        names.update(dict.fromkeys(name for each in run.history.evaluations for name in each.metrics))
+    names = dict.fromkeys(name for run in runs for name in run.history.metric_names)
     return sorted(names, key=lambda name: name != "loss")

@@ -92,7 +92,7 @@ def _value_words(out: Output, value: object) -> str:
 
 def _print_curves(out: Output, runs: Sequence[ComparedRun], names: Sequence[str]) -> None:
     for name in names:
-        curves = [(run.name, run.training_curve(name)) for run in runs]
+        curves = [(run.name, run.history.training_curve(name)) for run in runs]
         values = [value for _, curve in curves for _, value in curve]
         last = max((step for _, curve in curves for step, _ in curve), default=0)
         if values:
@@ -152,7 +152,8 @@ def _write_page(
 
     lines = {
         name: [
-            Line(run=run.name, training=run.training_curve(name), validation=run.validation_curve(name)) for run in runs
+            Line(run=name_of, training=history.training_curve(name), validation=history.validation_curve(name))
+            for name_of, history in ((run.name, run.history) for run in runs)
         ]
         for name in names
     }

@@ -19,7 +19,7 @@ from tasks.foundation.errors import InvalidInput
 from tasks.foundation.log.accounting import Account
 from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.receipts import audit_words
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, time_words
 from tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
@@ -191,12 +191,9 @@ def _account_words(account: Account) -> list[tuple[str, str]]:
     ]
     if hung:
         newest = hung[-1].record
-        lines.append(("hung", f"{newest.alive[:19].replace('T', ' ')}  {hung_words(newest)}"))
+        lines.append(("hung", f"{time_words(newest.alive)}  {hung_words(newest)}"))
     if account.away_seconds:
         lines.append(("away", f"{duration_words(account.away_seconds)} between attempts, no process at work"))
-    if account.unrecorded_seconds:
-        before = duration_words(account.unrecorded_seconds)
-        lines.append(("unrecorded", f"{before} in segments committed before attempts were recorded"))
     if account.unreadable:
         are = "is" if account.unreadable == 1 else "are"
         lines.append(("left out", f"{counted(account.unreadable, 'file')} below attempts/ {are} no attempt's record"))

@@ -158,7 +158,7 @@ def final_state(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
         raise MachineIsGoing(result.exit_reason)
     prefix = "validation_"
     evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
-    words = metric_words(evaluated or result.metrics).replace("  ", ", ")
+    words = metric_words(evaluated or result.metrics, between=", ")
     where = f"{spec.run} is at {step_words(result.step, result.target, result.epoch)}"
     if words:
         where += f", {'validation' if evaluated else 'training'} {words}"

@@ -159,6 +159,11 @@ def listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
+def time_words(time: str) -> str:
+    """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
+    return time[:19].replace("T", " ")
+
+
 def counted(number: int, noun: str, plural: str | None = None, *, thousands: str = "") -> str:
     """`1 step`, `2 steps`; `2 entries` with its own plural; `2,000 steps` with a comma between thousands."""
     return f"{number:{thousands}} {noun if number == 1 else plural or f'{noun}s'}"

@@ -18,7 +18,6 @@ import pytest
 
 from tasks.foundation.log.accounting import account_of
 from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
@@ -169,8 +168,10 @@ def test_ledger_adds_up_to_wall_clock(tmp_path: Path) -> None:
         process.wait()
         measured.append(time.monotonic() - began)
     home = LocalStorage(home_of(tmp_path))
-    entries = tuple(RunLog(home).entries())
-    account = account_of(read_attempts(home), entries, history_of(entries), now=datetime.now(UTC))
+    log = RunLog(home)
+    newest = log.newest()
+    assert newest is not None
+    account = account_of(read_attempts(home), log, newest, now=datetime.now(UTC))
     assert account is not None
     # The interpreter's start and exit are not counted, nor the time since a last heartbeat, at most half a second.
     missed = sum(measured) - account.total_seconds

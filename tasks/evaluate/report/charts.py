@@ -9,14 +9,13 @@ looked into: the same points with the same classes, on scales that follow what t
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from html import escape
 from typing import Any, Final, Literal, Self
 
 from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
 from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.log.accounting import Account
-from tasks.foundation.log.history import History, commit_of
+from tasks.foundation.log.history import History, commit_of, posix_seconds
 from tasks.foundation.telemetry.formatting import epoch_words, number_words
 
 _LOGARITHMIC_FROM_RATIO = 50
@@ -179,19 +178,8 @@ def curves_of(history: History, entries: Sequence[Entry], account: Account | Non
 
 
 def _metrics(history: History) -> Iterator[Chart]:
-    names = dict.fromkeys(
-        [
-            *(name for row in history.rows for name in row.metrics),
-            *(name for evaluation in history.evaluations for name in evaluation.metrics),
-        ]
-    )
-    for name in sorted(names, key=lambda name: name != "loss"):  # the sort is stable: other metrics keep their order
-        line = Line(
-            training=[(row.step, row.metrics[name]) for row in history.rows if name in row.metrics],
-            validation=[
-                (each.checkpoint.step, each.metrics[name]) for each in history.evaluations if name in each.metrics
-            ],
-        )
+    for name in history.metric_names:
+        line = Line(training=history.training_curve(name), validation=history.validation_curve(name))
         yield metric_chart(name, [line])
 
 
@@ -247,18 +235,11 @@ def _segments(history: History) -> Iterator[tuple[int, int, float, float]]:
     start = 0
     for entry in history.commits:
         commit = commit_of(entry)
-        end, seconds = _timestamp(entry), sum(commit.seconds.values())
+        end, seconds = posix_seconds(entry), sum(commit.seconds.values())
         if began is None:
             began = end - seconds
         yield start, commit.checkpoint.step, round(end - seconds - began, 3), round(end - began, 3)
         start = commit.checkpoint.step
-
-
-def _timestamp(entry: Entry) -> float:
-    try:
-        return datetime.fromisoformat(entry.time).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _events(entries: Sequence[Entry], account: Account | None) -> Iterator[Event]:

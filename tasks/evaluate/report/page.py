@@ -33,7 +33,6 @@ from tasks.evaluate.report.sections import (
     origin_lines,
     saved_code_sections,
     time_sections,
-    time_words,
     workers_section,
 )
 from tasks.foundation.contracts.identity import readable
@@ -45,7 +44,7 @@ from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import History, history_of
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import masked
+from tasks.foundation.messages import masked, time_words
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, metric_words, number_words
 
@@ -299,7 +298,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None, places
     if not entries:
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
     history = history_of(entries)
-    account = account_of(read_attempts(home), entries, history, now=now or datetime.now(UTC))
+    account = account_of(read_attempts(home), log, entries[-1], now=now or datetime.now(UTC))
     page = render(
         title=title,
         address=home.uri,

@@ -43,9 +43,15 @@ from tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
 from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.history import History, KeptForGood, commit_of
 from tasks.foundation.log.receipts import audit_words, last_audit
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, time_words
 from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import (
+    duration_words,
+    metric_words,
+    number_words,
+    short_path,
+    size_words,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +122,6 @@ class Section:
 def number(text: str, sort: float | None = None) -> Cell:
     """A cell aligned to the right; `sort` is its number, if the text has a unit."""
     return Cell(text, "number", sort=sort)
-
-
-def time_words(time: str) -> str:
-    """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
-    return time[:19].replace("T", " ")
 
 
 def cut(text: str, characters: int) -> str:
@@ -306,11 +307,11 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
 
 def _checkpoint_row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark, ...]) -> list[Cell]:
     ref = commit.checkpoint
-    metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
+    metrics = metric_words(commit.history[-1].metrics, between=", ") if commit.history else ""
     return [
         number(f"{ref.step:,}"),
         Cell(marks=marks),
-        Cell(metrics.replace("  ", ", ")),
+        Cell(metrics),
         number(size_words(ref.size), ref.size),
         Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
         Cell(commit.exit_reason.replace("_", " ")),
@@ -582,9 +583,6 @@ def _sentences(account: Account) -> Iterator[str]:
         yield f"{hung} of the attempts hung, and ended themselves."
     if account.away_seconds:
         yield f"Between attempts no process was running for {duration_words(account.away_seconds)}."
-    if account.unrecorded_seconds:
-        before = duration_words(account.unrecorded_seconds)
-        yield f"Segments committed before attempts were recorded took {before}; they are not included."
     if account.unreadable:
         yield f"Unreadable attempt records, not included: {account.unreadable}."
 

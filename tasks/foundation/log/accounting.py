@@ -1,14 +1,14 @@
 """Account for the time of a run: every second of every attempt has one cause, and lost work is one of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.log_entry import Commit, Entry, Totals
+from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.log.attempts import Attempts, IsGone, is_alive
-from tasks.foundation.log.history import History, commit_of, history_of
+from tasks.foundation.log.history import History
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.processes import is_gone
 
@@ -47,14 +47,12 @@ class Account:
         seconds: seconds by cause, largest first.
         attempts: all attempts by start time.
         away_seconds: time between the first and the last heartbeat without any process; not part of `seconds`.
-        unrecorded_seconds: time of segments committed before attempts were recorded; not part of `seconds`.
         unreadable: number of files below `attempts/` that could not be read.
     """
 
     seconds: dict[str, float]
     attempts: tuple[Attempt, ...]
     away_seconds: float
-    unrecorded_seconds: float
     unreadable: int
 
     @property
@@ -83,41 +81,9 @@ class Account:
 
 
 def account_of(
-    attempts: Attempts, entries: Sequence[Entry], history: History, *, now: datetime, gone: IsGone = is_gone
-) -> Account | None:
-    """Add up the seconds of all attempts.
-
-    Args:
-        attempts: the records below `attempts/`.
-        entries: all entries of the log.
-        history: the history of the same entries.
-        now: current time in UTC; an attempt without a recent heartbeat is dead.
-        gone: whether the named process is known to have ended.
-
-    Returns:
-        None if no attempt is recorded, as in runs of early versions.
-    """
-    if not attempts.records:
-        return None
-    committed = {entry.body.checkpoint.path for entry in entries if isinstance(entry.body, Commit)}
-    first = utc_time(attempts.records[0].began)
-    recorded = [entry for entry in entries if _written(entry.time, first) >= first.replace(microsecond=0)]
-    numbers = {entry.number for entry in recorded}
-    unrecorded = [entry for entry in history.commits if entry.number not in numbers]
-    return _account(
-        attempts,
-        committed=committed.__contains__,
-        undone_seconds=_undone_seconds(recorded, history),
-        unrecorded_seconds=sum(sum(commit_of(entry).seconds.values()) for entry in unrecorded),
-        now=now,
-        gone=gone,
-    )
-
-
-def account_of_log(
     attempts: Attempts, log: RunLog, newest: Entry, *, now: datetime, gone: IsGone = is_gone
 ) -> Account | None:
-    """Add up the seconds of all attempts, as `account_of` does, without reading the log's history if possible.
+    """Add up the seconds of all attempts; reads next to nothing of the log.
 
     Args:
         attempts: the records below `attempts/`.
@@ -125,38 +91,22 @@ def account_of_log(
         newest: its newest entry.
         now: current time in UTC; an attempt without a recent heartbeat is dead.
         gone: whether the named process is known to have ended.
+
+    Returns:
+        None if no attempt is recorded: the run was forked and not trained since.
     """
     if not attempts.records:
         return None
-    totals = newest.totals
-    if totals is None or _began_before(totals, attempts):
-        entries = list(log.read_all(log.entry, newest.number + 1))
-        return account_of(attempts, entries, history_of(entries), now=now, gone=gone)
-    return _account(
-        attempts,
-        committed=lambda path: _is_committed(log, newest, path),
-        undone_seconds=totals.undone_seconds,
-        unrecorded_seconds=0.0,
-        now=now,
-        gone=gone,
-    )
 
+    def committed(path: str) -> bool:
+        return _is_committed(log, newest, path)
 
-def _account(
-    attempts: Attempts,
-    *,
-    committed: Callable[[str], bool],
-    undone_seconds: float,
-    unrecorded_seconds: float,
-    now: datetime,
-    gone: IsGone,
-) -> Account:
     judged = tuple(_attempt(record, committed, now=now, gone=gone) for record in attempts.records)
     seconds: dict[str, float] = {GOOD: 0.0, LOST: 0.0, UNATTRIBUTED: 0.0}
     for record in attempts.records:
         for cause, amount in _own_seconds(record, attempts.records).items():
             seconds[cause] = seconds.get(cause, 0.0) + amount
-    lost = sum(each.lost_seconds for each in judged) + undone_seconds
+    lost = sum(each.lost_seconds for each in judged) + log.totals(newest).undone_seconds
     # The seconds move from one cause to another, so the total stays. The attempts that trained the undone steps may
     # have no record, so the amount is limited.
     lost = min(lost, seconds[GOOD])
@@ -166,7 +116,6 @@ def _account(
         seconds=dict(sorted(seconds.items(), key=lambda item: (-item[1], item[0]))),
         attempts=judged,
         away_seconds=_away_seconds(attempts.records),
-        unrecorded_seconds=unrecorded_seconds,
         unreadable=attempts.unreadable,
     )
 
@@ -202,20 +151,6 @@ def _attempt(record: AttemptRecord, committed: Callable[[str], bool], *, now: da
     return Attempt(record=record, alive=alive, lost_seconds=min(lost, record.seconds.get(GOOD, 0.0)))
 
 
-def _written(time: str, otherwise: datetime) -> datetime:
-    """Return the time at which an entry was written. The time is informational, so an invalid one is no error."""
-    try:
-        return utc_time(time)
-    except ValueError:
-        return otherwise
-
-
-def _began_before(totals: Totals, attempts: Attempts) -> bool:
-    """Whether the run began before its attempts were recorded: some of its commits are in no record then."""
-    first = utc_time(attempts.records[0].began)
-    return _written(totals.began, first) < first.replace(microsecond=0)
-
-
 def _is_committed(log: RunLog, newest: Entry, path: str) -> bool:
     """Whether a staged checkpoint is committed: only one can be on its base, so a few entries after it tell."""
     base = base_in_folder_name(path)
@@ -226,16 +161,6 @@ def _is_committed(log: RunLog, newest: Entry, path: str) -> bool:
         if entry.head.base == number:
             return False
     return False
-
-
-def _undone_seconds(entries: Iterable[Entry], history: History) -> float:
-    """Return the seconds of training that was committed and then rewound or quarantined."""
-    lineage = {commit_of(entry).checkpoint.path for entry in history.commits}
-    return sum(
-        entry.body.seconds.get(GOOD, 0.0)
-        for entry in entries
-        if isinstance(entry.body, Commit) and entry.body.checkpoint.path not in lineage
-    )
 
 
 def _away_seconds(records: Sequence[AttemptRecord]) -> float:

@@ -24,7 +24,7 @@ from tasks.foundation.contracts.home_files import most_bytes
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, NoProgress, RunLogError, StorageError
 from tasks.foundation.machine.processes import is_gone
-from tasks.foundation.messages import HINT
+from tasks.foundation.messages import HINT, time_words
 from tasks.foundation.storage.interface import Storage, discard
 from tasks.foundation.storage.transfers import parallel_map
 
@@ -368,7 +368,7 @@ def _line(record: AttemptRecord) -> str:
     error = ": ".join(" ".join(text.split()) for text in (record.ended, record.message) if text)
     if len(error) > _ERROR_CHARACTERS:
         error = f"{error[:_ERROR_CHARACTERS]}…"
-    began = record.began[:19].replace("T", " ")
+    began = time_words(record.began)
     return f"{began}  {record.host}  ran {duration}  {end}{reached}" + (f"  {error}" if error else "")
 
 

@@ -382,7 +382,7 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
         RunLogError: a checkpoint in the tip's lineage was never committed.
     """
     history = history_of(entries)
-    lineage = {commit_of(entry).checkpoint.path for entry in history.commits}
+    lineage = history.lineage
     commits = [entry.body for entry in entries if isinstance(entry.body, Commit)]
     origin = entries[0].body
     return Totals(

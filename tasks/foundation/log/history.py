@@ -6,6 +6,7 @@ is what the head has and what a reader of the history finds. The head counts the
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, Protocol, TypeVar
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -64,6 +65,25 @@ class History:
         return (*(each.ref for each in self.kept), *(() if self.head is None else self.head.retained))
 
     @property
+    def lineage(self) -> frozenset[str]:
+        """Paths of the checkpoints that lead to the tip, and of the tip."""
+        return frozenset(commit_of(entry).checkpoint.path for entry in self.commits)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """All metrics of the curves, the loss first; the others keep their order."""
+        rows = [*(row.metrics for row in self.rows), *(each.metrics for each in self.evaluations)]
+        return sorted(dict.fromkeys(name for row in rows for name in row), key=lambda name: name != "loss")
+
+    def training_curve(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric in the training."""
+        return [(row.step, row.metrics[metric]) for row in self.rows if metric in row.metrics]
+
+    def validation_curve(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric on the validation set."""
+        return [(each.checkpoint.step, each.metrics[metric]) for each in self.evaluations if metric in each.metrics]
+
+    @property
     def segments(self) -> int:
         """Number of committed segments that lead to the tip, including parts of segments that were stopped."""
         return sum(commit_of(entry).ends_a_segment for entry in self.commits)
@@ -115,6 +135,14 @@ def commit_of(entry: Entry) -> Commit:
     if not isinstance(entry.body, Commit):
         raise TypeError(f"entry {entry.number} is a {entry.body.kind}, not a checkpoint")
     return entry.body
+
+
+def posix_seconds(entry: Entry) -> float:
+    """POSIX time of an entry; 0 if it cannot be read, because it is informational."""
+    try:
+        return datetime.fromisoformat(entry.time).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def recent_rows(log: EntryReader, head: Head, count: int) -> list[MetricRow]:

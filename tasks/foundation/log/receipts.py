@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, time_words
 from tasks.foundation.storage.interface import Storage
 
 _AUDITS = "audits"
@@ -72,7 +72,7 @@ def audit_words(audit: LastAudit) -> str:
     if receipt is None:
         return f"{audit.path} cannot be read"
     count = counted(audit.steps, "step", thousands=",")
-    time = receipt.time[:19].replace("T", " ")
+    time = time_words(receipt.time)
     if receipt.verdict == "same":
         return f"{time} UTC, {count} executed again: the same bits"
     return f"{time} UTC, {count} executed again: NOT the same bits, first at step {audit.first_differing_step}"

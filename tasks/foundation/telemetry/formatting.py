@@ -19,7 +19,7 @@ _ELEMENT = re.compile(r"(/\d+)+$")
 _MOST_ELEMENTS = 10
 
 
-def metric_words(metrics: Mapping[str, float]) -> str:
+def metric_words(metrics: Mapping[str, float], *, between: str = "  ") -> str:
     """`loss 0.1234  accuracy 0.98`: four significant digits each; of many numbers of one metric, their range."""
     words = []
     for (name, is_element), group in groupby(metrics.items(), key=lambda item: _metric_of(item[0])):
@@ -29,7 +29,7 @@ def metric_words(metrics: Mapping[str, float]) -> str:
             words.append(f"{name}/0..{len(values) - 1} {number_words(finite[0])}..{number_words(finite[-1])}")
         else:
             words += [f"{each} {number_words(value)}" for each, value in values.items()]
-    return "  ".join(words)
+    return between.join(words)
 
 
 def _metric_of(name: str) -> tuple[str, bool]:

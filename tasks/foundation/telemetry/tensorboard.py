@@ -12,11 +12,11 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 
 from tasks.foundation.contracts.checkpoint import step_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
+from tasks.foundation.log.history import posix_seconds
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.transfers import masked_crc32c
 
@@ -127,7 +127,7 @@ def _tip_path(head: Head) -> str | None:
 
 
 def _commit_file(entry: Entry, body: Commit) -> tuple[str, bytes]:
-    time = _seconds(entry)
+    time = posix_seconds(entry)
     rows = b"".join(_scalars(time, step, values) for step, values in training_curves(entry, body))
     return _commit_path(entry, body), _beginning(time, _first_step(body)) + rows
 
@@ -139,7 +139,7 @@ def _first_step(body: Commit) -> int:
 
 def _evaluation_file(entry: Entry) -> tuple[str, bytes]:
     body = _evaluation_of(entry)
-    time, step = _seconds(entry), body.checkpoint.step
+    time, step = posix_seconds(entry), body.checkpoint.step
     return _evaluation_path(entry), _beginning(time, step) + _scalars(time, step, body.metrics)
 
 
@@ -165,14 +165,6 @@ def _number(path: str) -> int | None:
     """Number of the entry that a file was made from; None for a file that Baton did not write."""
     match = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     return None if match is None else int(match[1])
-
-
-def _seconds(entry: Entry) -> float:
-    """POSIX timestamp of an entry; 0 if its time cannot be read."""
-    try:
-        return datetime.fromisoformat(entry.time).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _beginning(time: float, step: int) -> bytes:

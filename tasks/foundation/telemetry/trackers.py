@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +36,7 @@ from tasks.foundation.contracts.run_spec import (
     needs_examples,
 )
 from tasks.foundation.errors import FileTooLarge
-from tasks.foundation.log.history import History, history_of
+from tasks.foundation.log.history import History, history_of, posix_seconds
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP
@@ -162,7 +161,7 @@ class TrackedRun:
         self._done = head.number
 
     def _compare(self, entries: Sequence[Entry]) -> None:
-        self._lineage = _lineage(entries)
+        self._lineage = set(history_of(entries).lineage)
         points = list(_points(entries, self._lineage))
         self._tracker = self._connect() if self._tracker is None else self._tracker
         there = set(self._tracker.keys())
@@ -177,20 +176,10 @@ class TrackedRun:
             self._tracker.send(waiting)
 
 
-def _lineage(entries: Sequence[Entry]) -> set[str]:
-    parents = {entry.body.checkpoint.path: entry.body.parent for entry in entries if isinstance(entry.body, Commit)}
-    tip = entries[-1].head.tip
-    path, lineage = None if tip is None else tip.path, set[str]()
-    while path is not None and path not in lineage:
-        lineage.add(path)
-        path = parents.get(path)
-    return lineage
-
-
 def _points(entries: Iterable[Entry], lineage: Collection[str]) -> Iterable[Point]:
     """The points of the entries about checkpoints that lead to the tip."""
     for entry in entries:
-        time = _milliseconds(entry)
+        time = max(0, int(posix_seconds(entry) * 1000))
         match entry.body:
             case Commit(checkpoint=checkpoint) if checkpoint.path in lineage:
                 for step, values in training_curves(entry, entry.body):
@@ -208,14 +197,6 @@ def _points(entries: Iterable[Entry], lineage: Collection[str]) -> Iterable[Poin
 
 def _name(part: str, metric: str) -> str:
     return f"{part}/{_REFUSED.sub('_', metric)}"
-
-
-def _milliseconds(entry: Entry) -> int:
-    """POSIX time of an entry; 0 if it cannot be read."""
-    try:
-        return max(0, int(datetime.fromisoformat(entry.time).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        return 0
 
 
 class TrackingSender(threading.Thread):

@@ -15,16 +15,20 @@ from tasks.foundation.log.attempts import Attempts
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.interface import Storage
+from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.clock import NOON
 from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, head_of, stage
 
 NOW = NOON + timedelta(hours=1)
+NEW = begin(MemoryStorage("accounting"))
 
 
-def account(log: RunLog | None, *records: AttemptRecord, unreadable: int = 0) -> Account:
-    entries = [] if log is None else list(log.entries())
-    found = account_of(Attempts(records, unreadable), entries, history_of(entries), now=NOW, gone=lambda _: False)
+def account(log: RunLog | None, *records: AttemptRecord) -> Account:
+    log = NEW if log is None else log
+    newest = log.newest()
+    assert newest is not None
+    found = account_of(Attempts(records, 0), log, newest, now=NOW, gone=lambda _: False)
     assert found is not None
     return found
 
@@ -40,8 +44,10 @@ def trained(log: RunLog, step: int, seconds: float) -> None:
 
 
 def test_no_account_without_attempts(store: Storage) -> None:
-    entries = list(begin(store).entries())
-    assert account_of(Attempts((), 2), entries, history_of(entries), now=NOW) is None
+    log = begin(store)
+    newest = log.newest()
+    assert newest is not None
+    assert account_of(Attempts((), 2), log, newest, now=NOW) is None
 
 
 def test_only_dead_attempts_lose_uncommitted_work() -> None:
@@ -98,19 +104,6 @@ def test_rewound_work_is_lost(store: Storage) -> None:
     quarantine(log, tip, "damaged", attempt="b")
     result = account(log, worker)
     assert (result.seconds[GOOD], result.seconds[LOST], result.total_seconds) == (21.0, 9.0, 60.0)
-
-
-def test_unrecorded_work_is_separate(store: Storage) -> None:
-    log = begin(store)
-    trained(log, 100, 12.0)
-    tip = head_of(log).tip
-    assert tip is not None
-    trained(log, 200, 9.0)
-    late = record_of("a", began=(NOW + timedelta(days=36500)).isoformat(), uncommitted_seconds=0.0)
-    result = account(log, late)
-    assert (result.unrecorded_seconds, result.seconds[LOST]) == (21.0, 0.0)
-    quarantine(log, head_of(log).tip or tip, "damaged", attempt="b")
-    assert account(log, late).seconds[LOST] == 0.0
 
 
 def test_lost_work_never_exceeds_training(store: Storage) -> None:

@@ -15,16 +15,18 @@ from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.log.accounting import GOOD, LOST, Account, account_of
 from tasks.foundation.log.attempts import read_attempts, require_progress
-from tasks.foundation.log.history import History
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import heartbeat_interval
 from tests.support.checkout import CHECKOUT
 from tests.support.ledger_records import head_at
+from tests.support.small_logs import begin
 
 ROOT = CHECKOUT
 SCRIPT = CHECKOUT / "tests" / "support" / "attempt_process.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
 INTERVAL = heartbeat_interval(0)
+NEW = begin(MemoryStorage("ledgers"))  # the log of a run that has not trained
 LEAVING = 0.3  # seconds that an interpreter or a killed process may take to end on a busy machine
 
 Until = Callable[[LocalStorage], bool]
@@ -50,7 +52,9 @@ def newest(home: LocalStorage) -> AttemptRecord:
 
 
 def account(home: LocalStorage) -> Account:
-    found = account_of(read_attempts(home), (), History(), now=datetime.now(UTC))
+    head_entry = NEW.newest()
+    assert head_entry is not None
+    found = account_of(read_attempts(home), NEW, head_entry, now=datetime.now(UTC))
     assert found is not None
     return found
 
