@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.gcs.exchange import Sent
-from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.gcs.server import FakeGcs, Sent
 from tests.support.cloud_runs import CloudChild
 from tests.support.sent_requests import requests_of
 

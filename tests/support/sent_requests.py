@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.fakes.gcs.api import Call, Request, Response
-from tests.fakes.gcs.exchange import NAME_BYTES, Sent
-from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.gcs.server import NAME_BYTES, FakeGcs, Sent
+from tests.fakes.gcs.wire import Call, Request, Response
 
 # Seconds; only a failing test waits this long.
 _PATIENCE = 10

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+CODES = (429, 500, 503)
+# The most consecutive faults by rates for one (method, path), so that retries end.
+MAX_CONSECUTIVE = 3
 EVERY = ""
 MEDIA = r"object\.media"
 WRITES = r"object\.(insert|delete|rewrite)|upload\.(initiate|chunk)"
@@ -89,21 +92,13 @@ class FaultPlan:
         "/b/BUCKET/o/NAME", `skip` is the number of matching requests that pass first,
         `times` None means always.
     rates: a probability for each kind of fault; at most 1 in total.
-    kinds, path: the requests that rates apply to: prefixes of kinds, and a regular expression.
-    max_consecutive: the most consecutive faults by rates for one (method, path), so that retries end.
     """
 
     seed: int = 0
     rates: Mapping[str, float] = field(default_factory=dict)
     script: Sequence[Mapping[str, Any]] = ()
-    kinds: Sequence[str] = ("",)
-    path: str = ""
-    max_consecutive: int = 3
-    codes: Sequence[int] = (429, 500, 503)
     stall_seconds: float = 1.0
-    stall_then: str = "reset"
     delay_seconds: float = 0.01
-    bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
         unknown = set(self.rates) - set(FAULTS)
@@ -113,7 +108,7 @@ class FaultPlan:
             raise ValueError(f"rates={dict(self.rates)} are not probabilities of at most 1 together")
         for entry in self.script:
             unknown = set(entry) - {"match", "fault", "times", "skip", *(one.name for one in fields(Fault))}
-            unknown |= set(entry.get("match", {})) - {"kind", "path", "method"}
+            unknown |= set(entry.get("match", {})) - {"kind", "path"}
             if unknown:
                 raise ValueError(f"script entry {dict(entry)} has unknown keys {sorted(unknown)}")
             _fault_of(entry)
@@ -137,7 +132,7 @@ class FaultPlan:
     def draw(self, number: int, kind: str) -> Fault | None:
         """The fault of the `number`-th request that the rates apply to. Depends on the plan and the arguments only."""
         source = random.Random(f"{self.seed}/{number}")
-        choice, fraction, code = source.random(), source.random(), source.choice(list(self.codes))
+        choice, fraction, code = source.random(), source.random(), source.choice(CODES)
         for name in sorted(self.rates):
             choice -= self.rates[name]
             if choice < 0:
@@ -148,9 +143,7 @@ class FaultPlan:
                     fraction=fraction,
                     code=code,
                     stall_seconds=self.stall_seconds,
-                    stall_then=self.stall_then,
                     delay_seconds=self.delay_seconds,
-                    bytes_per_second=self.bytes_per_second,
                 )
         return None
 
@@ -182,18 +175,17 @@ class FaultRun:
     def next(self, method: str, kind: str, path: str) -> Fault | None:
         """The fault of the request that just arrived, if any."""
         with self._lock:
-            fault = self._scripted(method, kind, path) or self._drawn(method, kind, path)
+            fault = self._scripted(kind, path) or self._drawn(method, kind, path)
             if fault is not None:
                 self.log.append({"method": method, "kind": kind, "path": path, "fault": fault.kind})
             return fault
 
-    def _scripted(self, method: str, kind: str, path: str) -> Fault | None:
+    def _scripted(self, kind: str, path: str) -> Fault | None:
         for index, entry in enumerate(self.plan.script):
             match = entry.get("match", {})
             if (
                 not _applies_to(entry["fault"], kind)
                 or not kind.startswith(match.get("kind", ""))
-                or match.get("method", method) != method
                 or not re.search(match.get("path", ""), path)
             ):
                 continue
@@ -207,11 +199,11 @@ class FaultRun:
 
     def _drawn(self, method: str, kind: str, path: str) -> Fault | None:
         plan = self.plan
-        if not plan.rates or not kind.startswith(tuple(plan.kinds)) or not re.search(plan.path, path):
+        if not plan.rates:
             return None
         fault = plan.draw(self._number, kind)
         self._number += 1
-        if fault is None or self._in_a_row[method, path] >= plan.max_consecutive:
+        if fault is None or self._in_a_row[method, path] >= MAX_CONSECUTIVE:
             self._in_a_row[method, path] = 0
             return None
         # A slow response does not make a client retry.

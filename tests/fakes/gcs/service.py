@@ -9,10 +9,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.fakes.gcs.api import Call, Request, Response, route
-from tests.fakes.gcs.objects import Bucket, Refusal, StoredObject, as_content, number_of
-from tests.fakes.gcs.store import Preconditions, Store
+from tests.fakes.gcs.store import (
+    Bucket,
+    Refusal,
+    Store,
+    StoredObject,
+    as_content,
+    check_generation,
+    generation_wanted,
+    number_of,
+)
 from tests.fakes.gcs.transfers import Transfers
+from tests.fakes.gcs.wire import Call, Request, Response, route
 
 # The service recommends 1000 and allows up to 5000, which gcsfs requests.
 DEFAULT_PAGE, LARGEST_PAGE = 1000, 5000
@@ -20,7 +28,7 @@ KNOWN = {"prefix", "delimiter", "pageToken", "maxResults", "fields", "projection
 NEEDS_NO_PROJECT = ("batch", "unknown", "token", "upload.chunk", "upload.query")
 
 
-def list_objects(store: Store, bucket: str, query: Mapping[str, str], base: str) -> dict[str, Any]:
+def list_objects(store: Store, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
     unknown = {name for name, value in query.items() if value.lower() not in {"", "false"}} - KNOWN
     if unknown:
         raise Refusal(501, f"The fake does not know {', '.join(sorted(unknown))}")
@@ -29,7 +37,7 @@ def list_objects(store: Store, bucket: str, query: Mapping[str, str], base: str)
         items, prefixes, token = _page(store.require(bucket, "storage.objects.list"), query, limit)
     response: dict[str, Any] = {"kind": "storage#objects"}
     if items:
-        response["items"] = [item.resource(base) for item in items]
+        response["items"] = [item.resource() for item in items]
     if prefixes:
         response["prefixes"] = prefixes
     if token:
@@ -82,15 +90,13 @@ class Service:
         self.store = store
         self.transfers = Transfers(store)
         self.rewrite_bytes_per_call = rewrite_bytes_per_call
-        self._rewrites: dict[str, tuple[int, int]] = {}
+        self._rewrites: dict[str, tuple[int | None, int]] = {}
         self._lock = threading.Lock()
         self._operations: dict[str, Callable[[Call, Request], Response]] = {
-            "bucket.get": lambda call, request: Response.of_json(
-                store.require(call.bucket, "storage.buckets.get").resource(request.base)
+            "bucket.get": lambda call, _: Response.of_json(
+                store.require(call.bucket, "storage.buckets.get").resource()
             ),
-            "object.list": lambda call, request: Response.of_json(
-                list_objects(store, call.bucket, request.query, request.base)
-            ),
+            "object.list": lambda call, request: Response.of_json(list_objects(store, call.bucket, request.query)),
             "object.get": self._get,
             "object.media": self.transfers.download,
             "object.insert": self.transfers.insert,
@@ -124,11 +130,11 @@ class Service:
 
     def _get(self, call: Call, request: Request) -> Response:
         found = self.store.read(call.bucket, call.name, number_of(request.query, "generation"))
-        return Response.of_json(found.resource(request.base), headers={"ETag": found.etag})
+        return Response.of_json(found.resource(), headers={"ETag": found.etag})
 
     def _delete(self, call: Call, request: Request) -> Response:
         self.store.delete(
-            call.bucket, call.name, number_of(request.query, "generation"), Preconditions.of(request.query)
+            call.bucket, call.name, number_of(request.query, "generation"), generation_wanted(request.query)
         )
         return Response(204)
 
@@ -141,16 +147,16 @@ class Service:
                 source.content,
                 source.checksums,
                 fields={**source.fields, **request.json()},
-                preconditions=Preconditions.of(request.query),
+                if_generation=generation_wanted(request.query),
             )
-            return made.resource(request.base)
+            return made.resource()
 
     def _rewrite(self, call: Call, request: Request) -> Response:
         token = request.query.get("rewriteToken")
         with self._lock:
             if token is not None and token not in self._rewrites:
                 raise Refusal(400, "Invalid rewriteToken")
-            generation, done = self._rewrites.get(token or "", (number_of(request.query, "sourceGeneration"), 0))
+            generation, done = self._rewrites.get(token or "", (None, 0))
         source = self.store.read(call.bucket, call.name, generation)
         done = min(done + (self.rewrite_bytes_per_call or source.size), source.size)
         response: dict[str, Any] = {
@@ -163,7 +169,7 @@ class Service:
             # A source that changed between the calls no longer has this generation: 404.
             response["resource"] = self._copied(call, request, source.generation)
         else:
-            Preconditions.of(request.query).check(self.store.find(call.other_bucket, call.other_name))
+            check_generation(self.store.find(call.other_bucket, call.other_name), generation_wanted(request.query))
             response["rewriteToken"] = uuid.uuid4().hex
             with self._lock:
                 self._rewrites[response["rewriteToken"]] = (source.generation, done)

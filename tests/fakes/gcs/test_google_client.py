@@ -17,6 +17,13 @@ LARGE = os.urandom(9 * 2**20 + 12345)
 
 
 @pytest.fixture
+def server() -> Iterator[FakeGcs]:
+    with FakeGcs() as fake:
+        yield fake
+        assert fake.errors == []
+
+
+@pytest.fixture
 def client(server: FakeGcs) -> storage.Client:
     return storage.Client(project="p", credentials=AnonymousCredentials(), client_options={"api_endpoint": server.url})
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import threading
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,27 +12,29 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from tests.fakes.gcs.api import Call, Request, Response
-from tests.fakes.gcs.objects import (
+from tests.fakes.gcs.store import (
     Checksums,
     Content,
     Hasher,
     Refusal,
+    Store,
     StoredObject,
     as_content,
+    check_name,
     checksums_of,
     cut,
+    generation_wanted,
     joined,
     number_of,
 )
-from tests.fakes.gcs.store import Preconditions, Store, check_name
+from tests.fakes.gcs.wire import Call, Request, Response
 
 QUANTUM = 256 * 1024
 HEAD_LIMIT = 1 << 16
 
 
-def split_multipart(body: np.ndarray, content_type: str) -> tuple[dict[str, Any], str, np.ndarray]:
-    """Metadata, content type and media of a multipart upload. The media is a view; nothing is copied.
+def split_multipart(body: np.ndarray, content_type: str) -> tuple[dict[str, Any], np.ndarray]:
+    """Metadata and media of a multipart upload. The media is a view; nothing is copied.
 
     Lines end with "\\r\\n" (the official client) or "\\n" (gcsfs). The media may contain any bytes, even the boundary,
     so the search for its end starts at the end of the body.
@@ -56,8 +57,7 @@ def split_multipart(body: np.ndarray, content_type: str) -> tuple[dict[str, Any]
         raise Refusal(400, "Failed to parse the multipart body: it is not closed.")
     # The line break before the boundary is part of the boundary.
     end -= 2 if tail[:end].endswith(b"\r\n") else 1
-    media_type = re.search(rb"(?i)content-type: *([^\r\n]+)", head[second : headers.end()])
-    return metadata, media_type.group(1).decode().strip() if media_type else "", body[headers.end() : tail_start + end]
+    return metadata, body[headers.end() : tail_start + end]
 
 
 def boundary_of(content_type: str) -> bytes:
@@ -109,7 +109,7 @@ class Session:
     bucket: str
     name: str
     metadata: dict[str, Any]
-    preconditions: Preconditions
+    if_generation: int | None
     hasher: Hasher
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -156,44 +156,17 @@ class Session:
             self.hasher.update(fresh)
 
 
-class Sessions:
-    """All resumable uploads by upload_id."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sessions: dict[str, Session] = {}
-
-    def add(self, session: Session) -> None:
-        with self._lock:
-            self._sessions[session.id] = session
-
-    def get(self, upload_id: str) -> Session:
-        with self._lock:
-            found = self._sessions.get(upload_id)
-        # 404 tells clients to start over.
-        if found is None:
-            raise Refusal(404, f"No such upload session: {upload_id}")
-        return found
-
-    def peek(self, upload_id: str) -> Session | None:
-        with self._lock:
-            return self._sessions.get(upload_id)
-
-
 @dataclass(slots=True)
 class Transfers:
     """Uploads and downloads of a store."""
 
     store: Store
-    sessions: Sessions = field(default_factory=Sessions)
+    sessions: dict[str, Session] = field(default_factory=dict)
 
     def insert(self, call: Call, request: Request) -> Response:
-        """A simple or multipart upload."""
+        """A multipart upload."""
         query = request.query
-        if query["uploadType"] == "multipart":
-            metadata, media_type, data = split_multipart(request.body, request.headers.get("content-type", ""))
-        else:
-            metadata, media_type, data = {}, request.headers.get("content-type", ""), request.body
+        metadata, data = split_multipart(request.body, request.headers.get("content-type", ""))
         name = query.get("name") or str(metadata.get("name") or "")
         check_name(name)
         if request.spoil is not None:
@@ -201,40 +174,40 @@ class Transfers:
         content = (data,) if data.size else ()
         checksums = checksums_of(content)
         verify(metadata, request.headers, checksums)
-        metadata.setdefault("contentType", query.get("contentType") or media_type)
         made = self.store.insert(
-            call.bucket, name, content, checksums, fields=metadata, preconditions=Preconditions.of(query)
+            call.bucket, name, content, checksums, fields=metadata, if_generation=generation_wanted(query)
         )
-        return _uploaded(made, request)
+        return _uploaded(made)
 
     def initiate(self, call: Call, request: Request) -> Response:
         """Start a resumable upload. The Location header of the response is the session URL."""
         query, metadata = request.query, request.json()
         name = query.get("name") or str(metadata.get("name") or "")
         check_name(name)
-        metadata.setdefault("contentType", request.headers.get("x-upload-content-type"))
         session = Session(
             bucket=call.bucket,
             name=name,
             metadata=metadata,
-            preconditions=Preconditions.of(query),
+            if_generation=generation_wanted(query),
             hasher=Hasher(),
         )
-        self.store.may_insert(session.bucket, name, session.preconditions)
-        self.sessions.add(session)
+        self.store.may_insert(session.bucket, name, session.if_generation)
+        self.sessions[session.id] = session
         address = urlencode({**query, "name": name, "upload_id": session.id})
-        location = f"{request.base}/upload/storage/v1/b/{call.bucket}/o?{address}"
+        location = f"http://{request.headers['host']}/upload/storage/v1/b/{call.bucket}/o?{address}"
         return Response(200, {"Location": location, "X-GUploader-UploadID": session.id})
 
     def chunk(self, _: Call, request: Request) -> Response:
         """A chunk of a resumable upload, or a query of its progress."""
         session = self.sessions.get(request.query["upload_id"])
+        if session is None:
+            raise Refusal(404, "No such upload session.")  # tells clients to start over
         data = request.body
         where = ContentRange.parse(request.headers.get("content-range"), data.size)
         with session.lock:
             # A client whose response got lost repeats the request, and gets the same object.
             if session.finished is not None:
-                return _uploaded(session.finished, request)
+                return _uploaded(session.finished)
             if session.refused is not None:
                 raise session.refused
             if request.keep_at_most is not None and where.first is not None and where.first <= session.size:
@@ -244,7 +217,7 @@ class Transfers:
                 data = request.spoil(data)
             if not session.take(where, data):
                 return _incomplete(session)
-            return _uploaded(self._finish(session, request), request)
+            return _uploaded(self._finish(session, request))
 
     def _finish(self, session: Session, request: Request) -> StoredObject:
         checksums = session.hasher.result()
@@ -256,7 +229,7 @@ class Transfers:
                 session.content,
                 checksums,
                 fields=session.metadata,
-                preconditions=session.preconditions,
+                if_generation=session.if_generation,
             )
         except Refusal as refusal:
             # Not documented: a session that was refused at its end stays refused here.
@@ -270,7 +243,7 @@ class Transfers:
 
     def keep_interrupted(self, request: Request, received: np.ndarray) -> None:
         """Store the whole quanta of a chunk whose connection broke, as the service may."""
-        session = self.sessions.peek(request.query.get("upload_id", ""))
+        session = self.sessions.get(request.query.get("upload_id", ""))
         found = re.match(r"bytes (\d+)-", request.headers.get("content-range", ""))
         if session is not None and found is not None:
             with session.lock:
@@ -293,10 +266,7 @@ class Transfers:
             "X-Goog-Generation": str(found.generation),
             "X-Goog-Stored-Content-Length": str(found.size),
             "X-Goog-Stored-Content-Encoding": encoding,
-            "X-Goog-Storage-Class": "STANDARD",
             "ETag": found.etag,
-            "Last-Modified": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(found.created)),
-            "Accept-Ranges": "bytes",
         }
         if encoding == "gzip" and "gzip" not in request.headers.get("accept-encoding", ""):
             # As documented, gzip is decompressed for clients that do not accept it, and ranges are ignored.
@@ -318,9 +288,9 @@ class Transfers:
         return "" if found is None else str(json.loads(found.group(1)))
 
 
-def _uploaded(made: StoredObject, request: Request) -> Response:
+def _uploaded(made: StoredObject) -> Response:
     headers = {"X-Goog-Hash": _hashes(made), "X-Goog-Generation": str(made.generation), "ETag": made.etag}
-    return Response.of_json(made.resource(request.base), headers=headers)
+    return Response.of_json(made.resource(), headers=headers)
 
 
 def _incomplete(session: Session) -> Response:

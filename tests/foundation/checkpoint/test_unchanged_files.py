@@ -21,8 +21,8 @@ from tasks.foundation.errors import StorageError
 from tasks.foundation.state.train_state import EarlierFiles
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.local import LocalStorage
-from tests.fakes.gcs.api import Call, Request, Response
 from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.gcs.wire import Call, Request, Response
 from tests.support.crashing_store import CrashingStore, Died
 from tests.support.far_storage import FarStorage
 from tests.support.lab import Lab, built, lab_of, spec_of
