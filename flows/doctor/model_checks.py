@@ -34,7 +34,7 @@ from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.keras_steps import tracing_hints
-from tasks.foundation.model.randomness import require_exact_draws, saved_or_drawn
+from tasks.foundation.model.randomness import require_exact_draws
 from tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
@@ -303,26 +303,24 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
         batch,
         spec.train.accumulate,
         reference=spec.model.build,
-        accelerator=as_target,
-        returned=state.returned,
         draws=state.draws,
+        returned=state.returned,
     )
 
     def step(*parts: Any) -> Any:
-        return run_train_step(train_step, cpu.strategy, parts, state.draws)[0]
+        return run_train_step(train_step, parts, state.draws)[0]
 
     tensors = tree.map_structure(tf.convert_to_tensor, batch)
     traced = trace_train_step(
         tf.function(step, jit_compile=False),
         tensors,
-        leaves=saved_or_drawn(state.leaves, state.draws),
+        leaves=state.leaves,
+        draws=state.draws,
         reference=spec.model.build,
         hints=partial(tracing_hints, state.model, batch),
     )
     if not target.is_tpu:
-        require_xla_step(
-            state.model, train_step, batch, reference=spec.model.build, accelerator=as_target, draws=state.draws
-        )
+        require_xla_step(state.model, train_step, batch, reference=spec.model.build, draws=state.draws)
     if log is None:  # an existing run goes on with a warning
         require_exact_draws(traced, state.draws, f"{spec.model.build}: train_step")
     built = BuiltModel(
@@ -361,10 +359,10 @@ def _check_start(
     inputs: ModelInputs,
 ) -> list[str]:
     """Check metrics, callbacks, the test step and initial weights as a run does at its start; return warnings."""
-    spec, cpu = run.spec, state.accelerator
+    spec = run.spec
     if spec.data.is_evaluated_on:
         require_best(spec, state, unweighted)
-        require_test_step(state.model, unweighted, reference=spec.model.build, accelerator=cpu, draws=state.draws)
+        require_test_step(state.model, unweighted, reference=spec.model.build, draws=state.draws)
         if sample.validation_examples:
             require_evaluation(spec, state, inputs.validation, sample.validation_examples)
     extremes = extremes_of(spec, sample.ref, sample.storage)

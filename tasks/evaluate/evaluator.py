@@ -143,23 +143,20 @@ class Tally(Protocol[T_co]):
 class Evaluator(Generic[T]):
     """The compiled validation loops of one model."""
 
-    def __init__(
-        self, model: keras.Model, strategy: Any, tally: Tally[T], *, reference: str, draws: StepDraws | None = None
-    ) -> None:
+    def __init__(self, model: keras.Model, tally: Tally[T], *, reference: str, draws: StepDraws) -> None:
         """Prepare the loops; nothing is traced yet.
 
         Args:
             model: a built and compiled model.
-            strategy: the strategy in whose scope it was built.
             tally: what is added up.
             reference: the user's name of the model, `model.py:build_model`, for messages.
-            draws: seeds of the step's random operations.
+            draws: seeds of the step's random operations; their replicas take it.
         """
         self._model = model
-        self._strategy = strategy
+        self._strategy = strategy = draws.accelerator.strategy
         self._reference = reference
         self._tally = tally
-        step = tally.step if draws is None else draws.counted(tally.step)
+        step = draws.counted(tally.step)
         self._changed: tuple[list[Any], tuple[Leaf, ...]] | None = None
         self._fixed: list[Any] = []
 

@@ -111,9 +111,8 @@ def confusion_of(warm: WarmState, dataset: DatasetRef, storage: Storage) -> Coun
     labels = labels_of(state.model, zero_examples(warm.inputs.validation, 1))
     if labels is None:
         return None
-    strategy = state.accelerator.strategy
-    tally = Confusion(state.model, strategy, labels)
-    evaluator = Evaluator(state.model, strategy, tally, reference=warm.spec.model.build, draws=state.draws)
+    tally = Confusion(state.model, state.accelerator.strategy, labels)
+    evaluator = Evaluator(state.model, tally, reference=warm.spec.model.build, draws=state.draws)
     return _over_examples(warm, dataset, storage, lambda *_: evaluator, on="validation")
 
 
@@ -138,8 +137,7 @@ def _over_examples(
         full = full.rebatch(per_replica, drop_remainder=True)
     with preserved_random_states(), warm.attributes_as_built():
         warm.seed_as_built()
-        if warm.state.draws is not None:
-            warm.state.draws.begin_evaluation(warm.state.step)
+        warm.state.draws.begin_evaluation(warm.state.step)
         return evaluator_of(warm, per_replica).evaluate(
             warm.state.leaves,
             full=full,
@@ -155,17 +153,9 @@ def _evaluator_of(warm: WarmState, per_replica: int) -> Evaluator[dict[str, floa
     if evaluator is None:
         state, reference = warm.state, warm.spec.model.build
         batch = zero_examples(warm.inputs.validation, per_replica)
-        returned = trace_returned_metrics(
-            state.model,
-            "test_step",
-            batch,
-            reference=reference,
-            accelerator=state.accelerator,
-            draws=state.draws,
-        )
-        strategy, draws = state.accelerator.strategy, state.draws
-        metrics = Metrics(state.model, strategy, returned)
-        evaluator = Evaluator(state.model, strategy, metrics, reference=reference, draws=draws)
+        returned = trace_returned_metrics(state.model, "test_step", batch, reference=reference, draws=state.draws)
+        metrics = Metrics(state.model, state.accelerator.strategy, returned)
+        evaluator = Evaluator(state.model, metrics, reference=reference, draws=state.draws)
         warm.keep_companion(evaluator)
     return evaluator
 

@@ -86,9 +86,8 @@ def require_remainder(
     *,
     examples: int,
     reference: str,
-    accelerator: Accelerator,
+    draws: StepDraws,
     on: SetName = "validation",
-    draws: StepDraws | None = None,
 ) -> None:
     """Check that a model can be evaluated on a smaller batch, before training starts.
 
@@ -97,16 +96,15 @@ def require_remainder(
         batch: the last batch, of NumPy arrays.
         examples: number of examples of the set, for the message.
         reference: the function's name in the run file, for messages.
-        accelerator: the step is traced for its replicas.
+        draws: seeds of the step's random operations; it is traced for their replicas.
         on: the set, for the message.
-        draws: seeds of the step's random operations.
 
     Raises:
         ModelError: `test_step` cannot be traced with the batch.
     """
     left = len(tree.flatten(tuple(batch))[0])
     try:
-        trace_test_step(model, batch, accelerator, draws)
+        trace_test_step(model, batch, draws)
     except DEVICE_LOST_ERRORS:
         raise
     except (Exception, SystemExit) as fault:
@@ -220,11 +218,10 @@ def require_steps(spec: RunSpec, state: TrainState, batch: Sequence[Any], unweig
         accumulate=spec.train.accumulate,
         leaves=state.leaves,
         reference=reference,
-        accelerator=state.accelerator,
         draws=state.draws,
     )
     if spec.data.is_evaluated_on:
-        require_test_step(state.model, unweighed, reference=reference, accelerator=state.accelerator, draws=state.draws)
+        require_test_step(state.model, unweighed, reference=reference, draws=state.draws)
 
 
 def require_evaluation(
@@ -245,15 +242,7 @@ def require_evaluation(
     left = examples % spec.train.global_batch_size
     if left:
         batch, reference = zero_examples(features, left), spec.model.build
-        require_remainder(
-            state.model,
-            batch,
-            examples=examples,
-            reference=reference,
-            accelerator=state.accelerator,
-            on=on,
-            draws=state.draws,
-        )
+        require_remainder(state.model, batch, examples=examples, reference=reference, draws=state.draws, on=on)
 
 
 def require_evaluations(spec: RunSpec, warm: WarmState, dataset: DatasetRef, storage: Storage) -> None:
@@ -292,11 +281,8 @@ def require_best(spec: RunSpec, state: TrainState, unweighed: Sequence[Any]) -> 
 
 def _logged_metrics(spec: RunSpec, state: TrainState, step: str, batch: Sequence[Any]) -> Results:
     """Return the results of the metrics that train_step or test_step logs."""
-    accelerator = state.accelerator
-    returned = trace_returned_metrics(
-        state.model, step, batch, reference=spec.model.build, accelerator=accelerator, draws=state.draws
-    )
-    return read_results(state.model, accelerator.strategy, returned)
+    returned = trace_returned_metrics(state.model, step, batch, reference=spec.model.build, draws=state.draws)
+    return read_results(state.model, state.accelerator.strategy, returned)
 
 
 def require_callbacks(
@@ -596,15 +582,7 @@ def _takes(
                 )
             if type(model).train_step is not keras.Model.train_step:
                 leaves = leaves_of(model, frozen)
-                require_train_step(
-                    model,
-                    batch,
-                    accumulate=1,
-                    leaves=leaves,
-                    reference=reference,
-                    accelerator=accelerator,
-                    draws=draws,
-                )
+                require_train_step(model, batch, accumulate=1, leaves=leaves, reference=reference, draws=draws)
         except BatonError:
             return False
     return True

@@ -30,8 +30,9 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, align_function_numbers
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
 from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
-from tasks.foundation.model.randomness import CLOCK, StepDraws, saved_or_drawn, stateful_operations
+from tasks.foundation.model.randomness import CLOCK, StepDraws, stateful_operations
 from tasks.foundation.model.step import (
+    Step,
     build_train_step,
     op_errors_as_model_error,
     outputs_keras_mask,
@@ -117,14 +118,13 @@ class HostStats:
 NOT_FOUND = -1
 
 
-def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, draws: StepDraws | None = None) -> Any:
+def make_loop(step: Step, draws: StepDraws) -> Any:
     """Make a `tf.function` of (iterator, n) that runs n training steps.
 
     The iterator and n, an int64 scalar, are arguments, so that it is traced once. It carries no per-replica value.
 
     Args:
         step: one training step, see `build_train_step`.
-        accelerator: the process's.
         draws: seeds of the step's random operations.
 
     Returns:
@@ -133,7 +133,7 @@ def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, d
         `losses`, float32 [local_replicas]: the loss of each of this host's replicas since metrics were reset; NaN if
         the step returns none.
     """
-    strategy = accelerator.strategy
+    accelerator, strategy = draws.accelerator, draws.accelerator.strategy
     # With deterministic operations, which TPUs do not have, TensorFlow refuses its own clock.
     own_clock = accelerator.environment.deterministic and accelerator.kind != "tpu"
     now = _python_time if own_clock else partial(tf.timestamp, name=CLOCK)
@@ -145,7 +145,7 @@ def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, d
         for index in tf.range(n):
             batch, seconds = _next_batch(iterator, strategy, now)
             waited += seconds
-            loss, of_replicas = run_train_step(step, strategy, batch, draws)
+            loss, of_replicas = run_train_step(step, batch, draws)
             if loss is not None:
                 losses = of_replicas
                 bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
@@ -258,15 +258,14 @@ class Trainer:
             batch,
             spec.train.accumulate,
             reference=spec.model.build,
-            accelerator=accelerator,
-            returned=self.state.returned,
             draws=self.state.draws,
+            returned=self.state.returned,
         )
         self._hints = partial(tracing_hints, self.state.model, batch)
         self._masked = spec.train.accumulate > 1 and outputs_keras_mask(self.state.model, batch)
         held.put_back()
         step = xla_step(step) if uses_xla(self.state.model, accelerator) else step
-        self._loop = make_loop(step, accelerator, self.state.draws)
+        self._loop = make_loop(step, self.state.draws)
         self.staging_seconds: float | None = None
         self.cadence = CommitCadence(spec.checkpoint, state_bytes=snapshot_bytes(self.state))
         self._recalled = -1  # number of the restore whose callbacks' state was recalled
@@ -350,16 +349,21 @@ class Trainer:
         self.warm.require_recorded_contents(head.identity, home=log.home.uri)
         reference = self.recipe.spec.model.build
         arguments = (self._iterator, tf.constant(1, tf.int64))
-        leaves = saved_or_drawn(self.state.leaves, self.state.draws)
         # What Python code draws while it is traced becomes part of the graph, which must be the same in every process.
         self.warm.seed_as_built()
         if uses_xla(self.state.model, self.accelerator):
             align_function_numbers()
         with SCALED_LOSSES.recorded():
-            function = trace_train_step(self._loop, arguments, leaves=leaves, reference=reference, hints=self._hints)
+            function = trace_train_step(
+                self._loop,
+                arguments,
+                leaves=self.state.leaves,
+                draws=self.state.draws,
+                reference=reference,
+                hints=self._hints,
+            )
         fix_sum_order(function, self.accelerator.strategy)
-        draws = self.state.draws
-        self._draws = draws if draws is not None and draws.are_used_by(function.graph) else None
+        self._draws = self.state.draws if self.state.draws.are_used_by(function.graph) else None
         for words in nondeterminism_warnings(function, intra_op_threads=self.accelerator.environment.intra_op_threads):
             telemetry.emit(Note(text=f"{reference}: {words}", warning=True))
         operations = stateful_operations(function)

@@ -11,7 +11,10 @@ import tensorflow as tf
 from tasks.evaluate.evaluator import MOST_CLASSES, Confusion, Counts, Evaluator, labels_of
 from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.machine.devices import acquire
+from tasks.foundation.model.randomness import StepDraws
 from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.storage.local import LocalStorage
 from tests.evaluate.test_stage import MODEL, examples, lab_at, run_of, saved
@@ -40,8 +43,9 @@ def counted(model: keras.Model, x: Any, y: Any) -> Counts | None:
     """Count two full batches and a remainder on one replica."""
     labels = labels_of(model, (x, y))
     assert labels is not None
-    strategy = tf.distribute.get_strategy()
-    evaluator = Evaluator(model, strategy, Confusion(model, strategy, labels), reference="model.py:build")
+    draws = StepDraws(0, acquire(AcceleratorSpec(kind="cpu"), None))
+    tally = Confusion(model, draws.accelerator.strategy, labels)
+    evaluator = Evaluator(model, tally, reference="model.py:build", draws=draws)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
     for _ in range(2):  # the second one begins anew
         counts = evaluator.evaluate((), full=batches.take(2), full_batches=2, remainder=batches.skip(2))

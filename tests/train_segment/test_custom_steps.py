@@ -129,19 +129,19 @@ def examples(count: int) -> Any:
 
 
 def returned_of(state: Any, name: str, x: Any) -> Any:
-    return trace_returned_metrics(state.model, name, (x,), reference="auto", accelerator=state.accelerator)
+    return trace_returned_metrics(state.model, name, (x,), reference="auto", draws=state.draws)
 
 
 def stepped(state: Any, x: Any) -> dict[str, float]:
     """The results of a step on x."""
     logs: dict[str, Any] = {}
-    step = build_train_step(state.model, (x,), 1, reference="auto", accelerator=state.accelerator)
+    step = build_train_step(state.model, (x,), 1, reference="auto", draws=state.draws)
 
     def keeping(batch: Any) -> dict[str, Any]:
         logs.update(step(batch))
         return logs
 
-    run_train_step(keeping, state.accelerator.strategy, (tf.constant(x),))
+    run_train_step(keeping, (tf.constant(x),), state.draws)
     return {name: float(value) for name, value in logs.items()}
 
 
@@ -158,7 +158,7 @@ def test_results_of_a_test_step_are_means_over_examples(lab: Lab) -> None:
     x, state = examples(11), built(lab, spec_of("auto", form="alone"))
     batches = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
     metrics_of = Metrics(state.model, state.accelerator.strategy, returned_of(state, "test_step", x[:8]))
-    evaluator = Evaluator(state.model, state.accelerator.strategy, metrics_of, reference="auto")
+    evaluator = Evaluator(state.model, metrics_of, reference="auto", draws=state.draws)
     for _ in range(2):
         metrics = evaluator.evaluate(state.leaves, full=batches.take(1), full_batches=1, remainder=batches.skip(1))
         assert metrics == {"sum": pytest.approx(np.mean(np.sum((x - state.model(x)) ** 2, axis=1)), rel=1e-5)}

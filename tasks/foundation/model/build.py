@@ -448,22 +448,14 @@ def _outputs_hints(y: Any, predictions: Any) -> list[str]:
     return [f"numbers in a list or tuple are one array; for {len(each)} outputs, yield {labels} as y"]
 
 
-def require_test_step(
-    model: keras.Model,
-    batch: Sequence[Any],
-    *,
-    reference: str,
-    accelerator: Accelerator,
-    draws: StepDraws | None = None,
-) -> None:
+def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: str, draws: StepDraws) -> None:
     """Check that a model with custom steps can be evaluated, before training starts.
 
     Args:
         model: with all its variables.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
-        accelerator: the step is traced for its replicas.
-        draws: seeds of the step's random operations.
+        draws: seeds of the step's random operations; it is traced for their replicas.
 
     Raises:
         ModelError: `test_step` cannot be traced, uses state that is not saved, or has a random operation that cannot be
@@ -477,20 +469,18 @@ def require_test_step(
         "model a test_step, or set data.validation_fraction to 0"
     )
     with _as_model_error(what):
-        function = trace_test_step(model, batch, accelerator, draws)
+        function = trace_test_step(model, batch, draws)
     require_exact_draws(function, draws, f"{reference}: test_step")
     require_no_hidden_state(function, f"{reference}: test_step")
 
 
-def trace_test_step(
-    model: keras.Model, batch: Sequence[Any], accelerator: Accelerator, draws: StepDraws | None = None
-) -> Any:
+def trace_test_step(model: keras.Model, batch: Sequence[Any], draws: StepDraws) -> Any:
     """Trace `test_step` with a batch. It does not run, so no metric changes. Returns the concrete function."""
     test_step = called_like_fit(model.test_step)
 
     def on_replicas(*parts: Any) -> None:
         with exact_draws(draws):
-            accelerator.strategy.run(test_step, args=(parts,))
+            draws.accelerator.strategy.run(test_step, args=(parts,))
 
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     return tf.function(on_replicas, jit_compile=False).get_concrete_function(*arguments)

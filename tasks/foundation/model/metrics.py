@@ -21,7 +21,7 @@ from keras import tree
 
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import BatonError, ModelError
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
 from tasks.foundation.messages import listed
 from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints, undivided
 from tasks.foundation.model.randomness import StepDraws, exact_draws
@@ -178,13 +178,7 @@ def returns_own_values(model: keras.Model, name: str) -> bool:
 
 
 def trace_returned_metrics(
-    model: keras.Model,
-    name: str,
-    batch: Sequence[Any],
-    *,
-    reference: str,
-    accelerator: Accelerator,
-    draws: StepDraws | None = None,
+    model: keras.Model, name: str, batch: Sequence[Any], *, reference: str, draws: StepDraws
 ) -> ReturnedMetrics | None:
     """Trace `train_step` or `test_step` to find what it returns; None if those are Keras's own results.
 
@@ -193,15 +187,14 @@ def trace_returned_metrics(
         name: train_step or test_step.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
-        accelerator: the step is traced for its replicas.
-        draws: seeds of the step's random operations.
+        draws: seeds of the step's random operations; it is traced for their replicas.
 
     Raises:
         ModelError: the step cannot be traced.
     """
     if not returns_own_values(model, name):
         return None
-    step = called_like_fit(getattr(model, name))
+    step, strategy = called_like_fit(getattr(model, name)), draws.accelerator.strategy
     tensors = tree.map_structure(tf.convert_to_tensor, tuple(batch))
 
     def traced(arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -213,7 +206,7 @@ def trace_returned_metrics(
 
         def on_replicas(*parts: Any) -> None:
             with exact_draws(draws):
-                accelerator.strategy.run(record, args=(parts,))
+                strategy.run(record, args=(parts,))
 
         return tf.function(on_replicas, jit_compile=False).get_concrete_function(*arguments), seen[0]
 
@@ -233,7 +226,7 @@ def trace_returned_metrics(
     except (Exception, SystemExit) as fault:
         what = f"{reference}: {name} cannot be traced:"
         raise ModelError(user_error(what, fault, hints=tracing_hints(model, batch, fault))) from fault
-    with accelerator.strategy.scope():
+    with strategy.scope():
         return ReturnedMetrics(model, step, function, logs, logs_of_other_batch=logs_of_other_batch)
 
 

@@ -14,8 +14,8 @@ algorithm depends on the device. What of hidden state is left in a traced functi
 import hashlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -135,6 +135,7 @@ class StepDraws:
     """The draws of one model's steps.
 
     Attributes:
+        accelerator: its replicas take the steps.
         leaf: the counter of each replica. It belongs to no checkpoint.
         kept: random operations that were traced and could not be replaced.
         step_graph: graph of the step that is being traced, or was traced last; a loop within it repeats its operations
@@ -149,8 +150,7 @@ class StepDraws:
             accelerator: the process's.
         """
         self._seed = seed
-        self._local_replicas = accelerator.local_replicas
-        self._strategy = accelerator.strategy
+        self.accelerator = accelerator
         self.leaf = Leaf(path="draws", variable=_counter_in(accelerator.strategy), per_replica=True)
         self.kept: list[KeptOperation] = []
         self.step_graph: Any = None
@@ -212,13 +212,14 @@ class StepDraws:
         return _mixed(tf.stack([tf.bitwise.bitwise_xor(key, own), place // _DRAWS_PER_STEP * _DRAWS_PER_STEP]))
 
     def _begin(self, purpose: str, step: int) -> None:
-        for replica, component in zip(self._local_replicas, self.leaf.components, strict=False):
+        for replica, component in zip(self.accelerator.local_replicas, self.leaf.components, strict=False):
             component.assign([_number_of(f"{self._seed} {purpose} {replica}"), step * _DRAWS_PER_STEP])
 
     def _of_this_replica(self) -> Any:
         components: Sequence[Any] = self.leaf.components
         # Outside of a step's replicas, as in a symbolic call when a file is imported, what is drawn does not matter.
-        is_replica = self._strategy is tf.distribute.get_strategy() and not tf.distribute.in_cross_replica_context()
+        strategy = self.accelerator.strategy
+        is_replica = strategy is tf.distribute.get_strategy() and not tf.distribute.in_cross_replica_context()
         return self.leaf.variable if is_replica and len(components) > 1 else components[0]
 
 
@@ -238,11 +239,6 @@ def _counter_in(strategy: Any) -> Any:
             aggregation=tf.VariableAggregation.SUM,
             name="draws",
         )
-
-
-def saved_or_drawn(leaves: Iterable[Leaf], draws: StepDraws | None) -> Iterable[Leaf]:
-    """The variables that a step may use: those that are saved, and the counter of the draws."""
-    return leaves if draws is None else [*leaves, draws.leaf]
 
 
 def _number_of(text: str) -> int:
@@ -300,7 +296,7 @@ def stateful_operations(function: Any) -> tuple[str, ...]:
     return tuple(sorted({node.name for node in nodes_of(function) if node.op in kinds and CLOCK not in node.name}))
 
 
-def require_exact_draws(function: Any, draws: StepDraws | None, what: str) -> None:
+def require_exact_draws(function: Any, draws: StepDraws, what: str) -> None:
     """Refuse random operations that draw from TensorFlow's own state, before a run starts with them.
 
     Args:
@@ -312,7 +308,7 @@ def require_exact_draws(function: Any, draws: StepDraws | None, what: str) -> No
         ModelError: names the operations, and their lines where they are known.
     """
     left = sorted({(node.op, node.name) for node in nodes_of(function) if node.op in RANDOM_KERNELS})
-    if not left or draws is None:
+    if not left:
         return
     kept = {each.name: str(each) for each in draws.kept}
     details = list(dict.fromkeys(kept.get(op, f"{op} ({name} in the graph)") for op, name in left))
@@ -359,15 +355,15 @@ class _KerasGenerator:
 
 
 @not_converted
-def exact_draws(draws: StepDraws | None) -> AbstractContextManager[None]:
+def exact_draws(draws: StepDraws) -> AbstractContextManager[None]:
     """Within the block, random operations that are traced take their seeds from `draws`.
 
     Use it around all that traces user code: `tf.function` keeps what it has traced once.
 
     Args:
-        draws: the draws of the model's steps; None changes nothing.
+        draws: the draws of the model's steps.
     """
-    return nullcontext() if draws is None else _TRACING.with_draws(draws)
+    return _TRACING.with_draws(draws)
 
 
 class _Tracing:

@@ -37,7 +37,7 @@ from tasks.foundation.messages import listed, message
 from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
 from tasks.foundation.model.metrics import ReturnedMetrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws, saved_or_drawn
+from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
 from tasks.foundation.model.variables import Leaf, layers_of, other_optimizers, untracked_variables
 from tasks.foundation.user_errors import describe, describe_with_place, user_error
 
@@ -251,15 +251,7 @@ def flat_xla_function(
     return function, tree.flatten(structure)
 
 
-def require_xla_step(
-    model: keras.Model,
-    step: Step,
-    batch: Sequence[Any],
-    *,
-    reference: str,
-    accelerator: Accelerator,
-    draws: StepDraws | None = None,
-) -> None:
+def require_xla_step(model: keras.Model, step: Step, batch: Sequence[Any], *, reference: str, draws: StepDraws) -> None:
     """Check, before a run starts, that XLA can compile the step, if `jit_compile=True` asks for it.
 
     Args:
@@ -267,12 +259,12 @@ def require_xla_step(
         step: see `build_train_step`.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
-        accelerator: the step is compiled for its replicas.
-        draws: seeds of the step's random operations.
+        draws: seeds of the step's random operations; it is compiled for their replicas.
 
     Raises:
         ModelError: there are several replicas, or an operation cannot be compiled.
     """
+    accelerator = draws.accelerator
     if accelerator.kind == "tpu" or not asks_for_xla(model):
         return
     why = why_not_xla(model, accelerator)
@@ -304,10 +296,9 @@ def build_train_step(
     accumulate: int,
     *,
     reference: str,
-    accelerator: Accelerator,
+    draws: StepDraws,
     returned: ReturnedMetrics | None = None,
-    draws: StepDraws | None = None,
-) -> Callable[[Any], dict[str, Any]]:
+) -> Step:
     """Return what one replica does with its batch: `model.train_step`, or the same in micro-batches.
 
     Args:
@@ -315,9 +306,8 @@ def build_train_step(
         batch: see `create_variables`.
         accumulate: number of micro-batches per step.
         reference: the function's name in the run file, for messages.
-        accelerator: its replicas take the step.
+        draws: seeds of the step's random operations; their replicas take it.
         returned: metrics of the values that a step of the user's returns.
-        draws: seeds of the step's random operations.
 
     Raises:
         ModelError: the model's step cannot be split into micro-batches.
@@ -325,19 +315,16 @@ def build_train_step(
     if accumulate == 1:
         step = called_like_fit(model.train_step) if returned is None else returned.step
     else:
-        require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
+        require_accumulation(model, batch, accumulate, reference=reference, accelerator=draws.accelerator)
         step = accumulating_step(model, accumulate, returned)
-    return step if draws is None else draws.counted(step)
+    return draws.counted(step)
 
 
-def run_train_step(
-    step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any, draws: StepDraws | None = None
-) -> tuple[Any, Any]:
+def run_train_step(step: Step, batch: Any, draws: StepDraws) -> tuple[Any, Any]:
     """Run one train step on every replica; call it inside a traced function.
 
     Args:
         step: see `build_train_step`.
-        strategy: its replicas take the step.
         batch: the distributed batch.
         draws: seeds of the step's random operations.
 
@@ -345,6 +332,7 @@ def run_train_step(
         The sum of the replicas' losses, and the losses of this host's replicas, float32 [local_replicas]; (None, None)
         if the step returns no loss.
     """
+    strategy = draws.accelerator.strategy
     with exact_draws(draws):
         logs = strategy.run(step, args=(batch,))
     if "loss" not in logs:
@@ -360,6 +348,7 @@ def trace_train_step(
     arguments: Sequence[Any],
     *,
     leaves: Iterable[Leaf],
+    draws: StepDraws,
     reference: str,
     hints: Callable[[BaseException], list[str]],
 ) -> Any:
@@ -369,6 +358,7 @@ def trace_train_step(
         function: calls `run_train_step`. It is only traced, so no variable changes.
         arguments: arguments of the function.
         leaves: the variables that are saved.
+        draws: seeds of the step's random operations.
         reference: the function's name in the run file, for messages.
         hints: returns hints for a tracing error, see `tracing_hints`.
 
@@ -384,7 +374,7 @@ def trace_train_step(
         raise
     except (Exception, SystemExit) as fault:
         raise ModelError(user_error(f"{reference}: train_step cannot be traced:", fault, hints=hints(fault))) from fault
-    missed = untracked_variables(concrete, leaves)
+    missed = untracked_variables(concrete, [*leaves, draws.leaf])
     if missed:
         raise ModelError(
             message(
@@ -404,8 +394,7 @@ def require_train_step(
     accumulate: int,
     leaves: Iterable[Leaf],
     reference: str,
-    accelerator: Accelerator,
-    draws: StepDraws | None = None,
+    draws: StepDraws,
 ) -> None:
     """Check that a model can be trained, before a run starts: a corrected model could not continue the run.
 
@@ -415,20 +404,18 @@ def require_train_step(
         accumulate: number of micro-batches per step.
         leaves: the variables that are saved.
         reference: the function's name in the run file, for messages.
-        accelerator: the step is traced for its replicas.
-        draws: seeds of the step's random operations.
+        draws: seeds of the step's random operations; it is traced for their replicas.
 
     Raises:
         ModelError: see `trace_train_step`, `require_exact_draws` and `require_xla_step`.
     """
-    strategy = accelerator.strategy
-    own = build_train_step(model, batch, accumulate, reference=reference, accelerator=accelerator, draws=draws)
-    step = tf.function(lambda *parts: run_train_step(own, strategy, parts, draws)[0], jit_compile=False)
+    own = build_train_step(model, batch, accumulate, reference=reference, draws=draws)
+    step = tf.function(lambda *parts: run_train_step(own, parts, draws)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     hints = partial(tracing_hints, model, batch)
-    concrete = trace_train_step(step, arguments, leaves=saved_or_drawn(leaves, draws), reference=reference, hints=hints)
+    concrete = trace_train_step(step, arguments, leaves=leaves, draws=draws, reference=reference, hints=hints)
     require_exact_draws(concrete, draws, f"{reference}: train_step")
-    require_xla_step(model, own, batch, reference=reference, accelerator=accelerator, draws=draws)
+    require_xla_step(model, own, batch, reference=reference, draws=draws)
 
 
 @contextmanager

@@ -175,15 +175,14 @@ class TrainState:
     def __init__(
         self,
         model: keras.Model,
-        accelerator: Accelerator,
+        draws: StepDraws,
         *,
         frozen: frozenset[int] = frozenset(),
         host_state: HostState | None = None,
-        draws: StepDraws | None = None,
     ) -> None:
         self.model = model
         self.draws = draws
-        self.accelerator = accelerator
+        self.accelerator = accelerator = draws.accelerator
         self.host_state = host_state
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
@@ -206,14 +205,7 @@ class TrainState:
         Raises:
             ModelError: the model's `train_step` cannot be traced.
         """
-        returned = trace_returned_metrics(
-            self.model,
-            "train_step",
-            batch,
-            reference=reference,
-            accelerator=self.accelerator,
-            draws=self.draws,
-        )
+        returned = trace_returned_metrics(self.model, "train_step", batch, reference=reference, draws=self.draws)
         if returned is not None:
             self._arrange(returned)
 
@@ -298,7 +290,7 @@ def build_train_state(
     with exact_draws(draws):
         model, frozen = build_with_variables(spec, batch, code_folder=code_folder, accelerator=accelerator)
     host_state = None if spec.train.callbacks is None else HostState("callbacks")
-    state = TrainState(model, accelerator, frozen=frozen, host_state=host_state, draws=draws)
+    state = TrainState(model, draws, frozen=frozen, host_state=host_state)
     if training:
         state.add_returned(batch, reference=spec.model.build)
     require_temporary_space(state.leaves)

@@ -20,6 +20,7 @@ from flows.opened_run import storage_of
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import StoreRefused
 from tasks.foundation.machine.devices import acquire
+from tasks.foundation.model.randomness import StepDraws
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs
@@ -50,7 +51,7 @@ def state_of_size(mebibytes: int) -> TrainState:
         model = keras.Model(x, [layer(x) for layer in wide])
         model.compile("sgd")
         model.optimizer.build(model.trainable_variables)
-    return TrainState(model, accelerator)
+    return TrainState(model, StepDraws(0, accelerator))
 
 
 def test_commit_is_measured_and_leaves_no_files(tmp_path: Path, written: dict[str, int]) -> None:

@@ -16,6 +16,7 @@ from tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snaps
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
 from tasks.foundation.machine.devices import acquire
+from tasks.foundation.model.randomness import StepDraws
 from tasks.foundation.state.host_state import HostState
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
 from tasks.foundation.storage.local import LocalStorage
@@ -46,8 +47,8 @@ def train_state(optimizer: Any, policy: str = "float32", callbacks: bool = False
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     model.train_on_batch(*batch(0))  # creates the metrics' variables
-    accelerator = acquire(AcceleratorSpec(kind="cpu"), None)
-    return TrainState(model, accelerator, host_state=HostState("callbacks") if callbacks else None)
+    draws = StepDraws(0, acquire(AcceleratorSpec(kind="cpu"), None))
+    return TrainState(model, draws, host_state=HostState("callbacks") if callbacks else None)
 
 
 def batch(seed: int) -> tuple[Any, Any]:

@@ -39,8 +39,8 @@ def test_own_step_trains_as_in_fit(tmp_path: Path, build: str) -> None:
         other: Any = load_function(f"model.py:{build}", lab.code)()
     batches = batches_of(form)
     tuples = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
-    step = build_train_step(state.model, tuples[0], 1, reference=build, accelerator=state.accelerator)
-    once = tf.function(lambda *parts: run_train_step(step, state.accelerator.strategy, parts)[0])
+    step = build_train_step(state.model, tuples[0], 1, reference=build, draws=state.draws)
+    once = tf.function(lambda *parts: run_train_step(step, parts, state.draws)[0])
     for batch in tuples:
         once(*tf.nest.map_structure(tf.constant, batch))
     sequence = iter([tf.nest.map_structure(tf.constant, batch) for batch in batches])
