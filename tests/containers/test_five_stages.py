@@ -43,7 +43,7 @@ IMAGES = {
     "evaluate": "train-cpu",
 }
 SETTINGS = [
-    "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=1500",
+    "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=3000",
     "train.log_every_steps=100", "evaluate.every_steps=null", "data.test={source: digits}",
 ]  # fmt: skip
 
@@ -175,7 +175,7 @@ def test_five_containers_make_the_same_bits(
     assert [entry.number for entry in entries] == list(range(len(entries)))
     reasons = [entry.body.exit_reason for entry in entries if isinstance(entry.body, Commit)]
     assert "sigterm" in reasons
-    assert reasons.count("segment_end") == 2
+    assert reasons[-1] == "segment_end"
     # The test set was prepared in a container, and evaluated once, in another one.
     straight = open_storage(str(tmp_path / "straight"), relative_to=tmp_path).at("digits-cnn")
     assert on_test(home) == on_test(straight)

@@ -54,35 +54,32 @@ def test_any_cut_gives_the_same_bytes(
     name, replicas = run
     steps = {"digits": 60, "text": 40}[name]
     straight = uncut(name, replicas)
-    one_process = train_without_prefect(
-        name, tmp_path / "one", replicas=replicas, extra=[f"train.segment_steps={steps // 5}"]
+    fifth = f"train.segment_steps={steps // 5}"
+    # A process and a second one that continue at an odd step, both with segments.
+    odd = in_processes(
+        train_without_prefect,
+        name,
+        tmp_path / "odd",
+        replicas=replicas,
+        extra=[fifth],
+        options=[["--until-step", "11"], []],
     ).result
-    evaluated = slice(None)
-    # Many processes for the fast run; one cut at an odd step for the others.
-    if (name, replicas) == ("digits", 1) or WHOLE:
-        evaluated = slice(-1, None)
-        processes = in_processes(
+    others, evaluated = [odd], [slice(None)]
+    if (name, replicas) == ("digits", 1) or WHOLE:  # many processes for the fast run
+        five = in_processes(
             train_without_prefect,
             name,
             tmp_path / "five",
             replicas=replicas,
-            extra=[f"train.segment_steps={steps // 5}", "evaluate.every_steps=1000"],
+            extra=[fifth, "evaluate.every_steps=1000"],
             options=[*[["--max-segments", "1"]] * 4, []],
         ).result
-    else:
-        processes = in_processes(
-            train_without_prefect,
-            name,
-            tmp_path / "odd",
-            replicas=replicas,
-            extra=["train.segment_steps=1000"],
-            options=[["--until-step", "11"], []],
-        ).result
+        others, evaluated = [odd, five], [slice(None), slice(-1, None)]
 
     expected = stored_bytes(straight["checkpoint"])
     assert len(expected) > 20
-    assert one_process["segments"] >= 5
-    for other in (one_process, processes):
+    assert odd["segments"] >= 4
+    for other in others:
         found = stored_bytes(other["checkpoint"])
         assert found.keys() == expected.keys()
         assert [key for key in expected if found[key] != expected[key]] == []
@@ -91,10 +88,11 @@ def test_any_cut_gives_the_same_bytes(
     rows, evaluations = read_history(straight["home"])
     assert [step for step, _ in rows] == list(range(7, steps + 1, 7))
     assert [step for step, _ in evaluations] == [25, *([50] if steps > 50 else []), steps]
-    assert read_history(one_process["home"]) == (rows, evaluations)
-    assert read_history(processes["home"]) == (rows, evaluations[evaluated])
+    for other, chosen in zip(others, evaluated, strict=True):
+        assert read_history(other["home"]) == (rows, evaluations[chosen])
 
 
+@pytest.mark.nightly
 def test_missing_seed_state_changes_a_resumed_run(
     train_without_prefect: Callable[..., Any], stored_bytes: Read, tmp_path: Path
 ) -> None:

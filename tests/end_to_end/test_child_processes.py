@@ -95,7 +95,6 @@ def test_pool_of_new_processes_gives_the_examples(file: Path) -> None:
     ("command", "what"),
     [
         (["flows.commands.main", "run"], "wait_in_a_pool"),
-        (["flows.without_prefect"], "wait_in_a_pool"),
         (["flows.without_prefect"], "wait_in_a_library"),
         (["flows.without_prefect"], "wait_at_the_exit"),
     ],

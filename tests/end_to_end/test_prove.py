@@ -95,7 +95,10 @@ def own(tmp_path: Path) -> Path:
     return folder / "run.yaml"
 
 
-@pytest.mark.parametrize(("name", "run", "replicas"), [("digits", "digits-cnn", 2), ("text", "stdlib-transformer", 1)])
+@pytest.mark.parametrize(
+    ("name", "run", "replicas"),
+    [("digits", "digits-cnn", 2), pytest.param("text", "stdlib-transformer", 1, marks=pytest.mark.nightly)],
+)
 def test_shipped_runs_are_proved(name: str, run: str, replicas: int, tmp_path: Path) -> None:
     words = settings(name, tmp_path / "storage", replicas=replicas)
     code, stdout, stderr = prove(run_file(name), tmp_path / "scratch", *words, "--json")
@@ -163,8 +166,7 @@ def test_refused_model_is_reported(own: Path, tmp_path: Path) -> None:
     assert not (own.parent / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("later", [0.0, 0.5])
+@pytest.mark.parametrize(("number", "later"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)])
 def test_stopped_proof_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals, later: float) -> None:
     scratch = tmp_path / "scratch"
     process = subprocess.Popen(

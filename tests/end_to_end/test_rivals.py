@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 RUN = ["train.steps=2000", "train.segment_steps=1000", "train.log_every_steps=50", "evaluate.every_steps=1000"]
 SHORT_SEGMENTS = [*RUN, "train.segment_steps=100"]
-ROUNDS = 3
+ROUNDS = 2
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def assert_nothing_is_lost(home: Path, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "number", "reason"),
-    [("text", signal.SIGTERM, "sigterm"), ("digits", signal.SIGINT, "sigint")],
+    [("digits", signal.SIGTERM, "sigterm"), ("digits", signal.SIGINT, "sigint")],
 )
 def test_signal_during_training_commits_and_exits_3(
     server: str, tmp_path: Path, name: str, number: signal.Signals, reason: str
@@ -109,7 +109,7 @@ def processes_of(prefect_home: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_ctrl_c_at_a_terminal(tmp_path: Path, times: int) -> None:
     """SIGINT goes to the process group. Prefect's embedded API records the end of the flow run and ends too."""
     environment = environment_with(tmp_path / "prefect")

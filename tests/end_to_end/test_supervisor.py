@@ -18,7 +18,7 @@ from tests.support.prefect_server import Server, baton, post
 from tests.support.shipped_runs import NO_PAUSES, SHORT, SLOW, Finished, run_file, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 FILE = str(run_file("digits"))
 TICK_SECONDS = 15
@@ -136,7 +136,6 @@ for step in ("best", 45):
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.nightly
 def test_deployment_and_command_continue_one_run(
     prefect: Prefect, train_without_prefect: Callable[..., Finished], tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_matrix_of_a_run_and_its_report(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_matrix_on_replicas(lab: Lab, replicas: int) -> None:
     assert_counted(in_fresh_process(matrices, folder=str(lab.root), replicas=replicas))
 

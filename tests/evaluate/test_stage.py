@@ -145,7 +145,7 @@ def test_every_example_counts_once(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_every_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
     assert_expected(in_fresh_process(evaluations, folder=str(lab.root), replicas=replicas))
 

@@ -12,8 +12,9 @@ from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 FORMS = {"several": "dicts", "attention": "sequence", "weighted": "weighted"}
-ON_ONE_REPLICA = ("functional", "averaged", "mixed", "several", "own_tracker", "counting", "tf_generator")
-ON_TWO_REPLICAS = ("functional", "averaged", "own_step_compiled", "attention")
+ON_ONE_REPLICA = ("averaged", "mixed", "counting", "tf_generator")
+ON_TWO_REPLICAS = ("averaged", "own_step_compiled")
+AT_NIGHT = ("functional", "several", "own_tracker", "attention")  # each on one replica or on two
 
 # Its test_step changes everything that a test_step can reach.
 MODEL = """
@@ -135,7 +136,7 @@ def assert_same(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "build", [ON_ONE_REPLICA[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ON_ONE_REPLICA[1:])]
+    "build", [*ON_ONE_REPLICA, *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT[:3])]
 )
 @pytest.mark.slow
 def test_evaluation_leaves_the_trained_state_as_it_is(tmp_path: Path, build: str) -> None:
@@ -143,7 +144,9 @@ def test_evaluation_leaves_the_trained_state_as_it_is(tmp_path: Path, build: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", ON_TWO_REPLICAS)
+@pytest.mark.parametrize(
+    "build", [*ON_TWO_REPLICAS, *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT[::3])]
+)
 def test_evaluation_on_replicas_leaves_the_state_as_it_is(tmp_path: Path, build: str) -> None:
     assert_same(in_fresh_process(evaluated, folder=str(tmp_path), build=build, replicas=2))
 

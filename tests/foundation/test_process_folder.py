@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkout import CHECKOUT
+from tests.support import forked
 
 MODEL = """
 import keras
@@ -34,10 +34,10 @@ sys.stdin.read()
 
 class Process:
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-c", SCRIPT],
             cwd=folder,
-            env={"PYTHONPATH": str(CHECKOUT), "TMPDIR": str(folder / "tmp"), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=os.environ | {"TMPDIR": str(folder / "tmp")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

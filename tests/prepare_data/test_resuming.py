@@ -117,9 +117,11 @@ def test_dataset_names_and_content_are_pinned(workshop: Any, far: FarStorage, so
     assert uploads(far).total() == len(list(far.inner.files(ref.folder))) - 1
 
 
-@pytest.mark.parametrize("transfers", [1, 3])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "after", "transfers"),
+    [("blocks", False, 3), ("blocks", True, 1), ("scattered", False, 1), ("scattered", True, 3)],
+)
 def test_preparation_continues_after_a_kill_at_any_call(
     workshop: Any, far: FarStorage, kind: str, *, after: bool, transfers: int
 ) -> None:

@@ -127,7 +127,7 @@ def assert_close(result: dict[str, Any], whole: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["plain", "weighted"])
+@pytest.mark.parametrize("form", [pytest.param("plain", marks=pytest.mark.nightly), "weighted"])
 def test_micro_batches_train_like_the_whole_batch(tmp_path: Path, form: str) -> None:
     lab_of(tmp_path, MODELS)
     whole = trained(str(tmp_path), 1, 1, form)

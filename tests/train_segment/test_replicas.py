@@ -33,7 +33,7 @@ def build():
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 """
-STEPS = 4
+STEPS = 2
 
 
 def masks_in(lab: Lab, spec: Any, ref: Any) -> list[list[float]]:
@@ -62,8 +62,7 @@ def masks(folder: str, replicas: int) -> dict[str, Any]:
 def test_replicas_draw_their_own_dropout_masks(tmp_path: Path) -> None:
     lab_of(tmp_path, MODEL)
     by_replicas = {1: masks(str(tmp_path), 1)}
-    for replicas in (2, 4):
-        by_replicas[replicas] = in_fresh_process(masks, folder=str(tmp_path), replicas=replicas)
+    by_replicas[4] = in_fresh_process(masks, folder=str(tmp_path), replicas=4)
     for replicas, each in by_replicas.items():
         drawn = [tuple(mask) for step in each["cut"] for mask in step]
         assert {value for mask in drawn for value in mask} == {0.0, 2.0}

@@ -84,7 +84,7 @@ def train(folder: str, replicas: int, borders: list[int]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_cut_run_has_the_bits_of_the_straight_one(tmp_path: Path, replicas: int) -> None:
     straight = in_fresh_process(train, folder=str(tmp_path / "straight"), replicas=replicas, borders=[14])
     cut = in_fresh_process(train, folder=str(tmp_path / "cut"), replicas=replicas, borders=[5, 9, 14])

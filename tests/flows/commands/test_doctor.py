@@ -16,7 +16,12 @@ RUNS = CHECKOUT / "deploy" / "runs"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "options"), [("digits", ["--for", "v5litepod-8"]), ("digits", []), ("text", ["--for", "v5litepod-8"])]
+    ("run", "options"),
+    [
+        ("digits", ["--for", "v5litepod-8"]),
+        ("digits", []),
+        pytest.param("text", ["--for", "v5litepod-8"], marks=pytest.mark.nightly),
+    ],
 )
 def test_shipped_runs_pass(run: str, options: list[str], tmp_path: Path) -> None:
     file = RUNS / run / "run.yaml"
