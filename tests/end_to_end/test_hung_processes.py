@@ -104,9 +104,10 @@ def train(file: Path, *overrides: str, code: int, **environment: str) -> subproc
     return done
 
 
-def flow_run_of(server: str) -> tuple[dict[str, Any], str]:
-    """The newest flow run, and its log."""
-    found = post(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+def flow_run_of(server: str, file: Path) -> tuple[dict[str, Any], str]:
+    """The flow run of a run file, and its log."""
+    runs = post(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
+    (found,) = [run for run in runs if str(file) in json.dumps(run["parameters"])]
     lines = post(server, "logs/filter", {"logs": {"flow_run_id": {"any_": [found["id"]]}}, "limit": 200})
     return found, "\n".join(line["message"] for line in lines)
 
@@ -129,7 +130,7 @@ def test_hung_step_and_hung_input_leave_and_resume_exactly(server: str, tmp_path
     assert "MainThread" in record.traceback
     assert record.message in done.stderr
     assert "in block" in done.stderr
-    found, logged = flow_run_of(server)
+    found, logged = flow_run_of(server, file)
     assert found["state"]["type"] == "CRASHED"
     assert record.message in found["state"]["message"]
     assert record.message in logged
