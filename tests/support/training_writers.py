@@ -6,11 +6,15 @@ is a hash, and a checkpoint is one file: what it holds is a function of its pare
 """
 
 import hashlib
+import queue
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
+import greenlet
 import pytest
 
 from flows import relay as relay_segments
@@ -18,6 +22,7 @@ from flows.evaluating import is_in_flight
 from flows.opened_run import Goal
 from flows.relay import Relay
 from flows.runner import InProcess
+from tasks.foundation.checkpoint import save
 from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
@@ -40,8 +45,53 @@ from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.events import Silent
 from tasks.stages import TRAIN_SEGMENT
 from tasks.train_segment.interval import CommitInterval
+from tests.support.interleaving import Thread
 from tests.support.small_logs import staged_content
-from tests.support.stepped_threads import step_saves
+
+
+class SteppedThread:
+    """As much of `threading.Thread` as `AsyncSaves` uses."""
+
+    def __init__(self, *, target: Callable[[], object], name: str, daemon: bool) -> None:  # noqa: ARG002
+        self._target = target
+
+    def start(self) -> None:
+        current = Thread.current()
+        current.execution.start_thread(current.writer, self._target)
+
+
+class SteppedQueue:
+    """As much of `queue.SimpleQueue` as `AsyncSaves` uses, within one writer."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiting: deque[Thread] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting:
+            waiting = self._waiting.popleft()
+            waiting.execution.wake(waiting)
+
+    def get(self, timeout: float | None = None) -> Any:  # noqa: ARG002 - time does not pass
+        thread = Thread.current()
+        while not self._items:
+            if thread.execution.is_over:
+                raise greenlet.GreenletExit
+            self._waiting.append(thread)
+            thread.wait()
+        return self._items.popleft()
+
+
+def step_saves(patch: pytest.MonkeyPatch) -> None:
+    """Make every `AsyncSaves`'s thread a thread of its writer."""
+
+    def refuse() -> NoReturn:
+        raise OSError("not a thread of the system")
+
+    patch.setattr(save, "threading", SimpleNamespace(Thread=SteppedThread, get_native_id=refuse))
+    patch.setattr(save, "queue", SimpleNamespace(SimpleQueue=SteppedQueue, Empty=queue.Empty))
+
 
 _SEGMENT_STEPS, _LOOP_STEPS = 10, 5
 SPEC = RunSpec.model_validate(
