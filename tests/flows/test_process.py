@@ -230,6 +230,13 @@ def test_closed_streams_are_opened_before_another_file_takes_their_number(
     assert (tmp_path / "taken").read_text() == ""
 
 
+def test_a_process_of_no_command_ends_as_python_ends_it() -> None:
+    """A notebook that has trained with Baton: its code is not Baton's, nor how its process ends."""
+    program = "import sys, flows.process; sys.modules['tensorflow'] = sys"
+    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 HOME_OF_CHILD = """
 import subprocess, sys
 from pathlib import Path
