@@ -14,8 +14,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
 from types import TracebackType
@@ -23,16 +23,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 from urllib.parse import quote
 from uuid import UUID
 
+from flows.facts import RunFacts
+from flows.opened_run import Run
 from tasks.evaluate.report.charts import curves_of as curves_in_log
 from tasks.evaluate.report.charts import pictures_of
 from tasks.evaluate.report.page import PAGE
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
-from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
-from tasks.foundation.log.history import history_of
+from tasks.evaluate.report.sections import checkpoint_cells
+from tasks.foundation.contracts.log_entry import Entry, Evaluation, Head
+from tasks.foundation.log.history import commit_of, history_of, newest_commits
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import counted, masked
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, short_path, size_words, step_words
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -44,111 +46,44 @@ MOST_ROWS: Final = 100
 _REQUEST_SECONDS: Final = 10.0
 # After a failure no request is made for this long.
 _PAUSE_SECONDS: Final = 30.0
-# The shortest time between two updates of an artifact. Artifacts are written in this order.
-_INTERVAL_SECONDS: Final = {"progress": 5.0, "commits": 10.0, "report": 10.0, "curves": 60.0}
+# The shortest time between two updates. Artifacts are written in this order, the last two when the training has ended.
+_INTERVAL_SECONDS: Final = 5.0
+_PARTS: Final = ("progress", "commits", "report", "curves")
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
 _MAX_PICTURES = 6
 _MAX_COMMITS = 10
-_TILES = frozenset({"step", "epoch", "training", "validation"})
+_TILES = frozenset({"step", "training", "validation"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One commit in the table; `path` is its checkpoint's."""
+def commit_rows(log: RunLog, head: Head, most: int = MOST_ROWS) -> list[dict[str, object]]:
+    """The newest commits that lead to the tip, newest first, in the words of the report's table.
 
-    path: str
-    cells: Mapping[str, object]
+    The log remembers the entries that it has read, so an update reads the new ones only, however long the log is.
 
+    Args:
+        log: the run's.
+        head: its newest state.
+        most: the number of rows.
 
-class CommitTable:
-    """The newest commits that lead to the tip. Not thread-safe.
-
-    An update reads the new entries only, and the first one reads back as far as the table goes. So neither its cost nor
-    its memory grows with the log.
+    Raises:
+        BatonError: an entry cannot be read.
     """
-
-    def __init__(self, log: RunLog, most: int = MOST_ROWS) -> None:
-        """Read nothing yet.
-
-        Args:
-            log: the run's log.
-            most: the number of rows.
-        """
-        self._log = log
-        self._most = most
-        self._known = -1  # number of the newest entry that the rows show
-        self._rows: list[_Row] = []  # oldest first
-
-    def rows(self) -> list[Mapping[str, object]]:
-        """The rows, newest first."""
-        return [row.cells for row in reversed(self._rows)]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there may be older commits."""
-        return len(self._rows) == self._most
-
-    def update(self, head: Head) -> None:
-        """Bring the rows up to date with the log.
-
-        Args:
-            head: the log's newest state.
-
-        Raises:
-            BatonError: an entry cannot be read.
-        """
-        was_full = self.is_full
-        self._read(head)
-        if was_full and not self.is_full:  # a rewind brings back older commits than the rows had
-            self._known, self._rows = -1, []
-            self._read(head)
-
-    def _read(self, head: Head) -> None:
-        """Read back from the newest entry, to a row that is there already."""
-        kept = {row.path: index for index, row in enumerate(self._rows)}
-        new: list[_Row] = []
-        validation: dict[str, str] = {}
-        path = None if head.tip is None else head.tip.path
-        for number in range(head.number, -1, -1):
-            if path is None or len(new) == self._most or (number <= self._known and path in kept):
-                break
-            entry = self._log.entry(number)
-            match entry.body:
-                case Evaluation(checkpoint=checkpoint, metrics=metrics):
-                    validation.setdefault(checkpoint.path, _words(metrics))
-                # A kept row's commit is met only on the way to evaluations that are newer than the rows.
-                case Commit(checkpoint=checkpoint, parent=parent) if checkpoint.path == path and path not in kept:
-                    new.append(_row_of(entry, entry.body))
-                    path = parent
-        end = 0 if path not in kept else kept[path] + 1
-        rows = [*self._rows[:end], *reversed(new)][-self._most :]
-        self._rows = [_evaluated(row, validation) for row in rows]
-        self._known = head.number
+    return [_row(entry, evaluation) for entry, evaluation in islice(newest_commits(log, head), most)]
 
 
-def _row_of(entry: Entry, commit: Commit) -> _Row:
-    ref = commit.checkpoint
-    cells = {
-        "step": ref.step,
-        "training": _words(commit.history[-1].metrics if commit.history else {}),
-        "validation": "",
-        "ended by": commit.exit_reason.replace("_", " "),
-        "size": size_words(ref.size),
+def _row(entry: Entry, evaluation: Evaluation | None) -> dict[str, object]:
+    commit, cells = commit_of(entry), checkpoint_cells(entry)
+    return {
+        "step": commit.checkpoint.step,
+        "training": cells["training metrics"].text,
+        "validation": "" if evaluation is None else metric_words(evaluation.metrics, between=", "),
+        "ended by": cells["ended by"].text,
+        "size": cells["size"].text,
         "took": duration_words(sum(commit.seconds.values())) if commit.seconds else "",
-        "committed, UTC": entry.time[:19].replace("T", " "),
-        "checkpoint": short_path(ref.path).removeprefix("checkpoints/"),
+        "committed, UTC": cells["committed, UTC"].text,
+        "checkpoint": cells["folder"].text,
     }
-    return _Row(ref.path, cells)
-
-
-def _evaluated(row: _Row, validation: Mapping[str, str]) -> _Row:
-    words = validation.get(row.path)
-    return row if words is None else replace(row, cells={**row.cells, "validation": words})
-
-
-def _words(metrics: Mapping[str, float]) -> str:
-    return metric_words(metrics).replace("  ", ", ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,29 +131,28 @@ def _run_of(home: str) -> str:
     return home.rpartition("/")[2]
 
 
-def progress_of(home: str, *, step: int, target: int | None, now: Training | None) -> Artifact:
+def progress_of(home: str, *, step: int, target: int | None, epoch: float | None, now: Training | None) -> Artifact:
     """Make the progress bar: the step in per cent of the target.
 
     Args:
         home: address of the run's home.
         step: the newest step, committed or not.
         target: the step to train to; None if it is not known yet.
+        epoch: epochs that are done; None if it is not known.
         now: the last training event in this process; None if there was none.
     """
-    same = now is not None and now.step == step
-    words = [step_words(step, target, now.epoch if same and now is not None else None)]
+    words = [step_words(step, target, epoch)]
     if now is not None and now.metrics:
-        words.append(metric_words(now.metrics).replace("  ", ", "))
+        words.append(metric_words(now.metrics, between=", "))
     if now is not None and target is not None and step < target:
         words.append(f"{now.examples_per_second:,.0f} examples/s")
     percent = 0.0 if target is None else min(100.0, 100.0 * step / target)
     return Artifact(key=key_of(home, "progress"), kind="progress", data=percent, description=", ".join(words))
 
 
-def commits_of(home: str, table: CommitTable) -> Artifact:
+def commits_of(home: str, rows: Sequence[Mapping[str, object]]) -> Artifact:
     """Make a table of the newest commits up to the tip, newest first."""
-    rows = table.rows()
-    shown = ("the newest " if table.is_full else "") + counted(len(rows), "commit")
+    shown = ("the newest " if len(rows) == MOST_ROWS else "") + counted(len(rows), "commit")
     # JSON text, as in Prefect's own `create_table_artifact`.
     described = f"{shown} of {_run_of(home)}"
     return Artifact(key=key_of(home, "commits"), kind="table", data=json.dumps(rows), description=described)
@@ -361,52 +295,6 @@ def _alt(caption: str) -> str:
     return re.sub(r"[\[\]\\\n]", " ", caption)
 
 
-@dataclass(slots=True)
-class _Part:
-    """One artifact: whether it is outdated, and when it may be written again."""
-
-    name: str
-    outdated: bool = False
-    not_before: float = float("-inf")
-
-
-class UpdateSchedule:
-    """Decides which artifacts are due: outdated ones, each at most once per interval. The caller passes the time."""
-
-    def __init__(self, names: Iterable[str] = _INTERVAL_SECONDS) -> None:
-        """Start with all artifacts up to date; artifacts that are not in `names` never become due."""
-        self._parts = {name: _Part(name) for name in names}
-
-    def mark(self, names: Iterable[str]) -> None:
-        """Mark these artifacts as outdated."""
-        for name in self._parts.keys() & set(names):
-            self._parts[name].outdated = True
-
-    def take(self, now: float, *, last: bool = False) -> list[str]:
-        """Return the artifacts to write now, in order, and count them as written.
-
-        Args:
-            now: seconds on the caller's clock.
-            last: return all outdated artifacts, due or not.
-        """
-        due = [part for part in self._parts.values() if part.outdated and (last or part.not_before <= now)]
-        for part in due:
-            part.outdated = False
-            part.not_before = now + _INTERVAL_SECONDS[part.name]
-        return [part.name for part in due]
-
-    def failed(self, names: Iterable[str], now: float) -> None:
-        """Mark these artifacts as outdated, and pause all updates: writing them failed."""
-        self.mark(names)
-        for part in self._parts.values():
-            part.not_before = max(part.not_before, now + _PAUSE_SECONDS)
-
-    def seconds_until_due(self, now: float) -> float | None:
-        """Return the seconds until an artifact is due; None if none is outdated."""
-        waits = [part.not_before - now for part in self._parts.values() if part.outdated]
-        return max(0.0, min(waits)) if waits else None
-
-
 class ArtifactPublisher:
     """A `Sink` that keeps the artifacts of a flow run up to date; outside a flow run it does nothing.
 
@@ -415,10 +303,9 @@ class ArtifactPublisher:
 
     def __init__(
         self,
-        spec: RunSpec,
-        log: RunLog,
+        run: Run,
         *,
-        parts: Collection[str] = _INTERVAL_SECONDS.keys(),
+        only_progress: bool = False,
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
         store: ArtifactStore | None = None,
         context: Callable[[], contextvars.Context] | None = None,
@@ -428,32 +315,31 @@ class ArtifactPublisher:
         """Read and request nothing yet.
 
         Args:
-            spec: the run file's content.
-            log: the run's log; it may be read in several threads.
-            parts: names of the artifacts; only "progress" for a stage's flow run, whose parent shows the others.
+            run: the run; its log may be read in several threads.
+            only_progress: for a stage's flow run, whose parent shows the other artifacts.
             notes: receives one warning if Prefect's API does not accept artifacts.
             store: stores the artifacts; None: Prefect's API, for the flow run of the context.
             context: waits for the context of the flow run; None: the current one.
             request_seconds: limit of one request, and of the last update.
             clock: monotonic time in seconds.
         """
-        self._spec = spec
-        self._log = log
+        self._of = run  # whose artifacts they are
+        self._log = run.log
         self._notes = notes
         self._store = store
         self._context = context
         self._request_seconds = request_seconds
         self._clock = clock
         self._changed = threading.Condition()
-        self._schedule = UpdateSchedule(parts)
-        self._all = len(parts) == len(_INTERVAL_SECONDS)
+        self._only_progress = only_progress
+        self._outdated: set[str] = set()
+        self._not_before = float("-inf")  # by the clock
         self._training: Training | None = None
         self._step: int | None = None
         self._closing = False
         self._warned = False
         self._draws_curves = False
         self._drawn: Artifact | None = None
-        self._commits = CommitTable(log)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -463,7 +349,7 @@ class ArtifactPublisher:
             # The copied context holds Prefect's settings.
             context = contextvars.copy_context().copy
         if self._store is not None or self._context is not None:
-            self._schedule.mark(("progress", "commits"))  # the state of a continued run
+            self._mark("progress", "commits")  # the state of a continued run
             # A daemon thread, so that it never delays the exit.
             self._thread = threading.Thread(target=self._run, args=(context,), name="baton-artifacts", daemon=True)
             self._thread.start()
@@ -490,8 +376,11 @@ class ArtifactPublisher:
                 self._training = event
             if isinstance(event, Training | Committed):
                 self._step = event.step
-            self._schedule.mark(parts)
+            self._mark(*parts)
             self._changed.notify()
+
+    def _mark(self, *parts: str) -> None:
+        self._outdated.update({"progress"}.intersection(parts) if self._only_progress else parts)
 
     def draw_curves(self) -> None:
         """Add the curves to the last state: the training has ended, and there is time."""
@@ -501,7 +390,7 @@ class ArtifactPublisher:
         """Write the last state, if the server accepts it within the limit. Later events are dropped."""
         with self._changed:
             self._closing = True
-            self._schedule.mark(name for name in _INTERVAL_SECONDS if name != "curves" or self._draws_curves)
+            self._mark(*(name for name in _PARTS if name != "curves" or self._draws_curves))
             self._changed.notify()
         if self._thread is not None and self._store is not None:  # a flow run that has not begun has nothing to show
             self._thread.join(self._request_seconds)
@@ -527,10 +416,12 @@ class ArtifactPublisher:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (wait := self._schedule.seconds_until_due(self._clock())) != 0 and not self._closing:
+                while not self._closing and (wait := self._seconds_until_due()) != 0:
                     self._changed.wait(wait)
                 last = self._closing
-                due = self._schedule.take(self._clock(), last=last)
+                due = [name for name in _PARTS if name in self._outdated]
+                self._outdated.clear()
+                self._not_before = self._clock() + _INTERVAL_SECONDS
             try:
                 while due:
                     self._update(due[0])
@@ -538,9 +429,14 @@ class ArtifactPublisher:
             except Exception as fault:  # noqa: BLE001 - no failure here may end the run; it is reported once
                 self._warn(fault)
                 with self._changed:
-                    self._schedule.failed(due, self._clock())
+                    self._outdated.update(due)
+                    self._not_before = self._clock() + _PAUSE_SECONDS
             if last:
                 return
+
+    def _seconds_until_due(self) -> float | None:
+        """None if nothing is outdated."""
+        return max(0.0, self._not_before - self._clock()) if self._outdated else None
 
     def _update(self, name: str) -> None:
         artifact = self._artifact(name)
@@ -549,33 +445,32 @@ class ArtifactPublisher:
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""
-        home = self._log.home.uri
-        if name == "report":
-            return self._report() if self._log.home.exists(PAGE) else None
-        if name == "progress" and not self._all and self._step is None:
-            return None  # the parent flow run shows the committed progress
-        if name == "progress" and self._step is not None and not (self._closing and self._all):
-            target = self._training.target if self._training is not None else self._spec.train.known_target
-            return progress_of(home, step=self._step, target=target, now=self._training)
-        head = self._log.head()
         if name == "progress":
-            tip = None if head is None else head.tip
-            step = 0 if tip is None else tip.step
-            known = self._spec if head is None else with_recorded_examples(self._spec, head.identity)
-            newest = self._log.newest_seen()
-            logged = None if newest is None or newest.totals is None else newest.totals.target
-            return progress_of(home, step=step, target=known.train.target_ahead(step, logged), now=self._training)
-        return None if head is None else self._curves() if name == "curves" else self._table(head)
+            return self._progress()
+        if name == "report" and not self._log.home.exists(PAGE):
+            return None
+        head = self._log.head()
+        if head is None or name == "curves":
+            return None if head is None else self._curves()
+        home, rows = self._log.home.uri, commit_rows(self._log, head)
+        if name == "report":
+            return report_of(home, commits=rows, curves=self._curves() if self._draws_curves else None)
+        return commits_of(home, rows) if rows else None
 
-    def _report(self) -> Artifact:
-        if (head := self._log.head()) is not None:
-            self._commits.update(head)
-        curves = self._curves() if self._draws_curves else None
-        return report_of(self._log.home.uri, commits=self._commits.rows(), curves=curves)
-
-    def _table(self, head: Head) -> Artifact | None:
-        self._commits.update(head)
-        return commits_of(self._log.home.uri, self._commits) if self._commits.rows() else None
+    def _progress(self) -> Artifact | None:
+        """The step in training; or the committed one, before the training and after it."""
+        home, now, step = self._log.home.uri, self._training, self._step
+        if step is not None and (self._only_progress or not self._closing):
+            target = self._of.spec.train.known_target if now is None else now.target
+            epoch = now.epoch if now is not None and now.step == step else None
+            return progress_of(home, step=step, target=target, epoch=epoch, now=now)
+        if self._only_progress:
+            return None  # the parent flow run shows the committed progress
+        newest = self._log.newest()
+        if newest is None:
+            return progress_of(home, step=0, target=self._of.spec.train.known_target, epoch=None, now=now)
+        facts = RunFacts.of(self._of, newest)
+        return progress_of(home, step=facts.step, target=facts.target_of_command, epoch=facts.epoch, now=now)
 
     def _curves(self) -> Artifact | None:
         if self._drawn is None:  # the training has ended, so they stay as they are

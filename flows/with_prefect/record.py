@@ -434,7 +434,7 @@ def recorded_relay(
 
     attempt = uuid.uuid4().hex
     with (
-        ArtifactPublisher(run.spec, run.log, notes=telemetry, context=context) as publisher,
+        ArtifactPublisher(run, notes=telemetry, context=context) as publisher,
         PrefectTasks(context=context) as tasks,
     ):
         sinks = Several((telemetry, publisher))

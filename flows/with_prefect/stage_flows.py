@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from flows.opened_run import Run
 from flows.process import keep_main_module_from_children, mask_library_output
 from flows.process_start import fast_imports
 from flows.runner import Runner
@@ -40,7 +41,6 @@ from tasks.foundation.contracts.stage_calls import (
     unpack,
 )
 from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StaleWriter, StorageError
-from tasks.foundation.log.log import RunLog
 from tasks.foundation.log.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.hang import HangWatch
@@ -257,8 +257,9 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             logger = PrefectRunLogger(logger_of_stage)
             watch = stack.enter_context(HangWatch(call.spec.stop, ledger=ledger, telemetry=logger))
             others = Several((logger, ledger, watch))
-            log = RunLog(home)
-            publisher = stack.enter_context(ArtifactPublisher(call.spec, log, parts=("progress",), notes=others))
+            run = Run.of(call.spec, folder, root=storage)
+            home, log = run.home, run.log
+            publisher = stack.enter_context(ArtifactPublisher(run, only_progress=True, notes=others))
             telemetry = Several((others, publisher))
             stack.enter_context(warnings_as_notes(telemetry))
             place = Place(root=storage, home=home, log=log, code_folder=folder, telemetry=telemetry)

@@ -251,17 +251,6 @@ def _read(home: Storage, path: str) -> Mapping[str, Any]:
 
 
 _DIGEST_CHARACTERS = 12
-_HEADINGS = (
-    "step",
-    "state",
-    "training metrics",
-    "size",
-    "state digest",
-    "ended by",
-    "committed, UTC",
-    "read whole, UTC",
-    "folder",
-)
 
 
 def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
@@ -273,13 +262,14 @@ def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
     retained = {*(ref.path for ref in head.retained), *(each.ref.path for each in kept.checkpoints)}
     reads = {path: entry.time for entry in entries for path in getattr(entry.body, "read", ())}
     rows = [
-        _checkpoint_row(entry.body, entry.time, reads, _marks(entry.body.checkpoint.path, head, retained, reasons))
+        checkpoint_cells(entry, _marks(path, head, retained, reasons), read=reads.get(path, ""))
         for entry in entries
         if isinstance(entry.body, Commit)
+        for path in [entry.body.checkpoint.path]
     ]
     if not rows:
         return Section(heading="Checkpoints", note="No checkpoint is committed yet.")
-    return Section(heading="Checkpoints", table=Table(headings=_HEADINGS, rows=rows))
+    return Section(heading="Checkpoints", table=Table(headings=tuple(rows[0]), rows=[[*row.values()] for row in rows]))
 
 
 def evaluations_section(history: History) -> Iterator[Section]:
@@ -305,20 +295,21 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
     yield Section(heading=heading, table=Table(headings=headings, rows=rows))
 
 
-def _checkpoint_row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark, ...]) -> list[Cell]:
+def checkpoint_cells(entry: Entry, marks: tuple[Mark, ...] = (), *, read: str = "") -> dict[str, Cell]:
+    """What a table says of a commit, by column; `read` is when the checkpoint was read whole."""
+    commit = commit_of(entry)
     ref = commit.checkpoint
-    metrics = metric_words(commit.history[-1].metrics, between=", ") if commit.history else ""
-    return [
-        number(f"{ref.step:,}"),
-        Cell(marks=marks),
-        Cell(metrics),
-        number(size_words(ref.size), ref.size),
-        Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
-        Cell(commit.exit_reason.replace("_", " ")),
-        Cell(time_words(time)),
-        Cell(time_words(reads[ref.path]) if ref.path in reads else ""),
-        Cell(short_path(ref.path).removeprefix("checkpoints/"), full_text=ref.path),
-    ]
+    return {
+        "step": number(f"{ref.step:,}"),
+        "state": Cell(marks=marks),
+        "training metrics": Cell(metric_words(commit.history[-1].metrics, between=", ") if commit.history else ""),
+        "size": number(size_words(ref.size), ref.size),
+        "state digest": Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
+        "ended by": Cell(commit.exit_reason.replace("_", " ")),
+        "committed, UTC": Cell(time_words(entry.time)),
+        "read whole, UTC": Cell(time_words(read)),
+        "folder": Cell(short_path(ref.path).removeprefix("checkpoints/"), full_text=ref.path),
+    }
 
 
 def _marks(path: str, head: Head, retained: set[str], reasons: dict[str, str]) -> tuple[Mark, ...]:

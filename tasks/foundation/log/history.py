@@ -145,17 +145,34 @@ def posix_seconds(entry: Entry) -> float:
         return 0.0
 
 
+def newest_commits(log: EntryReader, head: Head) -> Iterator[tuple[Entry, Evaluation | None]]:
+    """Yield the commits that lead to the tip, newest first, each with its evaluation; reads back only as far as asked.
+
+    Args:
+        log: the run's.
+        head: its newest state.
+    """
+    evaluations: dict[str, Evaluation] = {}
+    path = None if head.tip is None else head.tip.path
+    number = head.number
+    while path is not None and number >= 0:
+        entry = log.entry(number)
+        match entry.body:
+            case Evaluation(checkpoint=checkpoint) as evaluation:
+                evaluations.setdefault(checkpoint.path, evaluation)
+            case Commit(checkpoint=checkpoint, parent=parent) if checkpoint.path == path:
+                yield entry, evaluations.get(path)
+                path = parent
+        number -= 1
+
+
 def recent_rows(log: EntryReader, head: Head, count: int) -> list[MetricRow]:
     """Return the last `count` metric rows up to the tip, oldest first, reading only the entries that it needs."""
     rows: list[MetricRow] = []
-    path = None if head.tip is None else head.tip.path
-    number = head.base
-    while path is not None and number >= 0 and len(rows) < count:
-        body = log.entry(number).body
-        if isinstance(body, Commit) and body.checkpoint.path == path:
-            rows = [*body.history, *rows]
-            path = body.parent
-        number -= 1
+    for entry, _ in newest_commits(log, head):
+        rows = [*commit_of(entry).history, *rows]
+        if len(rows) >= count:
+            break
     return rows[-count:]
 
 

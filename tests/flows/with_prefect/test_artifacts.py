@@ -13,15 +13,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flows.opened_run import Run
 from flows.with_prefect import artifacts
-from flows.with_prefect.artifacts import Artifact, ArtifactPublisher, CommitTable, UpdateSchedule, key_of, report_of
+from flows.with_prefect.artifacts import Artifact, ArtifactPublisher, commit_rows, key_of, report_of
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.log.appends import commit, quarantine, rewind
 from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from tasks.foundation.telemetry.formatting import metric_words
@@ -66,6 +66,10 @@ def run(tmp_path: Path) -> FakeRun:
     return run
 
 
+def opened(run: FakeRun, **train: int) -> Run:
+    return Run.open(load_run_file(run.run_file(**train)))  # its log remembers nothing yet
+
+
 @contextmanager
 def publisher(
     run: FakeRun,
@@ -75,10 +79,8 @@ def publisher(
     clock: FakeClock | None = None,
     request_seconds: float = A_LONG_TIME,
 ) -> Iterator[ArtifactPublisher]:
-    spec = load_run_file(run.run_file(steps=400)).spec
     sink = ArtifactPublisher(
-        spec,
-        RunLog(run.home),  # it remembers nothing yet
+        opened(run, steps=400),
         notes=notes or EventRecorder(),
         store=store,
         request_seconds=request_seconds,
@@ -96,39 +98,15 @@ def committed(step: int) -> Committed:
     return Committed(step=step, path="checkpoints/x", size=1, metrics={})
 
 
-def test_outdated_artifacts_are_due_once_per_interval() -> None:
-    schedule = UpdateSchedule()
-    assert schedule.take(0.0) == []
-    assert schedule.seconds_until_due(0.0) is None
-    schedule.mark(["curves", "progress"])
-    assert schedule.seconds_until_due(0.0) == 0
-    assert schedule.take(0.0) == ["progress", "curves"]
-    schedule.mark(["progress", "curves"])
-    assert schedule.seconds_until_due(1.0) == 4.0
-    assert schedule.take(4.9) == []
-    assert schedule.take(5.0) == ["progress"]
-    assert schedule.seconds_until_due(5.0) == 55.0
-    assert schedule.take(5.0, last=True) == ["curves"]
-
-
 def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
     store = FakeArtifactStore()
-    spec = load_run_file(run.run_file(steps=400)).spec
-    with ArtifactPublisher(spec, run.log, parts=("progress",), store=store, clock=FakeClock(0.0)) as sink:
+    of = opened(run, steps=400)
+    with ArtifactPublisher(of, only_progress=True, store=store, clock=FakeClock(0.0)) as sink:
         sink.emit(training(150))
         sink.emit(committed(150))
-    with ArtifactPublisher(spec, run.log, parts=("progress",), store=store, clock=FakeClock(0.0)):
+    with ArtifactPublisher(of, only_progress=True, store=store, clock=FakeClock(0.0)):
         pass  # the stage trained no step, and the parent flow run shows the committed progress
     assert set(store.parts()) == {"progress"}
-
-
-def test_a_failed_update_is_retried_after_a_pause() -> None:
-    schedule = UpdateSchedule()
-    schedule.mark(["progress", "commits"])
-    schedule.failed(schedule.take(0.0), 0.0)
-    schedule.mark(["report"])
-    assert schedule.take(29.9) == []
-    assert schedule.take(30.0) == ["progress", "commits", "report"]
 
 
 def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
@@ -245,12 +223,11 @@ def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeyp
 
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
     run = FakeRun(tmp_path)
-    empty_home: Storage = run.root.at("other")
     store = FakeArtifactStore()
-    spec = load_run_file(run.run_file()).spec
-    with ArtifactPublisher(spec, RunLog(empty_home), store=store, clock=FakeClock(0.0)):
+    new = Run.open(load_run_file(run.run_file(), ["run=other"]))
+    with ArtifactPublisher(new, store=store, clock=FakeClock(0.0)):
         pass
-    assert {artifact.key: artifact.data for artifact in store.written} == {key_of(empty_home.uri, "progress"): 0.0}
+    assert {artifact.key: artifact.data for artifact in store.written} == {key_of(new.home.uri, "progress"): 0.0}
     assert not run.path("../other").exists()
 
 
@@ -261,8 +238,7 @@ def test_close_does_not_wait_for_a_flow_run_to_begin(run: FakeRun) -> None:
         begun.wait()
         raise ConnectionError("refused")
 
-    spec = load_run_file(run.run_file()).spec
-    with ArtifactPublisher(spec, run.log, context=context, request_seconds=A_LONG_TIME) as sink:
+    with ArtifactPublisher(opened(run), context=context, request_seconds=A_LONG_TIME) as sink:
         sink.emit(training(1))
     threads = [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
     begun.set()
@@ -272,7 +248,7 @@ def test_close_does_not_wait_for_a_flow_run_to_begin(run: FakeRun) -> None:
 
 
 def test_nothing_is_published_outside_a_flow_run(run: FakeRun) -> None:
-    with ArtifactPublisher(load_run_file(run.run_file()).spec, run.log) as sink:
+    with ArtifactPublisher(opened(run)) as sink:
         sink.emit(training(1))
     assert not [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
 
@@ -355,12 +331,11 @@ def expected(log: RunLog) -> list[tuple[object, object]]:
 @given(st.lists(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=4), max_size=6))
 def test_rows_are_the_newest_of_the_history(turns: list[list[str]]) -> None:
     log = new_log()
-    table = CommitTable(log, most=SMALL)
     for turn in turns:
         for action in turn:
             ACTIONS[action](log)
-        table.update(head_of(log))
-        assert [(row["step"], row["validation"]) for row in table.rows()] == expected(log)
+        rows = commit_rows(log, head_of(log), most=SMALL)
+        assert [(row["step"], row["validation"]) for row in rows] == expected(log)
 
 
 @pytest.mark.parametrize("commits", [10, 150])
@@ -369,14 +344,13 @@ def test_update_reads_only_new_entries(commits: int) -> None:
     for _ in range(commits):
         train(log)
     store = Counting(log.home)
-    table = CommitTable(RunLog(store))
-    table.update(head_of(log))
+    reader = RunLog(store)
+    commit_rows(reader, head_of(log))
     # The newest entries, and the files that they refer to.
     assert min(commits + 1, 100) <= store.calls["read"] <= min(commits + 1, 100) + 2
     evaluate(log)
     train(log)
     head = head_of(log)
     store.calls.clear()
-    table.update(head)
+    assert len(commit_rows(reader, head)) == min(commits + 2, 100)
     assert store.calls == {"read": 2}
-    assert len(table.rows()) == min(commits + 2, 100)
