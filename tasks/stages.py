@@ -89,13 +89,19 @@ TRAIN_SEGMENT = Stage(
         starts_command=lambda call: call.request.number == 1,
     ),
 )
+
+
+def _staged(call: CheckpointToGcsCall) -> str:
+    return "" if call.result.staged is None else f"step {call.result.staged.step}"
+
+
 CHECKPOINT_TO_GCS = Stage(
     name="checkpoint_to_gcs",
     call=CheckpointToGcsCall,
     answer=Entry,
     load=_load_checkpoint_to_gcs,
-    aim=lambda call: "" if call.result.staged is None else f"step {call.result.staged.step}",
-    subject=lambda call: "" if call.result.staged is None else f"step {call.result.staged.step}",
+    aim=_staged,
+    subject=_staged,
     # Cancelling it would lose a trained segment.
     remote=RemoteHooks(
         remote_call=remote_checkpoint_call,
