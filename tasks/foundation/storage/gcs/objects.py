@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, connect,
 from tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
 from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
+    SETTINGS_FIELDS,
     UNAUTHORIZED,
     BodyTooLarge,
     ChecksumMismatch,
@@ -29,6 +30,7 @@ from tasks.foundation.storage.gcs.responses import (
     Page,
     Resource,
     Response,
+    Settings,
     media_of,
     message_of,
     page_of,
@@ -193,16 +195,16 @@ class Bucket:
             if token is None:
                 return
 
-    def settings(self, fields: str) -> Mapping[str, Any] | None:
+    def settings(self) -> Settings | None:
         """The bucket's settings; None if these credentials may not read them.
 
         Raises:
             StoreRefused: there is no such bucket.
         """
 
-        def once() -> Mapping[str, Any] | None:
+        def once() -> Settings | None:
             try:
-                response = self.request(f"gs://{self.name}", "GET", "b/{}", self.name, fields=f"name,{fields}")
+                response = self.request(f"gs://{self.name}", "GET", "b/{}", self.name, fields=SETTINGS_FIELDS)
             except ErrorResponse as error:
                 if error.code == _FORBIDDEN and not error.is_transient:
                     return None
@@ -263,8 +265,9 @@ def read_object(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
 def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, int]:
     """At most `size` bytes, at least 1, from offset `begin`, and the size of the whole object.
 
-    The store has no checksums of ranges, so the caller verifies the whole. The request does not pin a generation: two
-    processes that prepare one dataset replace a shard by the same bytes.
+    An object that has no bytes there counts as one of `begin` bytes. The store has no checksums of ranges, so the
+    caller verifies the whole. The request does not pin a generation: two processes that prepare one dataset replace a
+    shard by the same bytes.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -277,7 +280,7 @@ def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, 
             response = bucket.request(bucket.uri(key), "GET", _OBJECT, bucket.name, key, alt="media", headers=headers)
         except ErrorResponse as error:
             if error.code == _RANGE_NOT_SATISFIABLE:
-                return b"", _size_at_most(bucket, key, begin)
+                return b"", begin  # it ends there, or before
             raise
         _crc32c_of_uncompressed(bucket, key, response)
         return response.body, whole_size_of(response, begin=begin, size=size)
@@ -326,18 +329,6 @@ def read_parts(
             raise StorageError(f"{bucket.uri(key)}: replaced by an object of another size while it was read; run again")
 
     parallel_map(read_other, range(begin + first, end, part_bytes), workers=_PARTS_OF_ONE_OBJECT)
-
-
-def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:
-    """The size of an object that has no bytes at `begin` or after, according to the store.
-
-    Raises:
-        MalformedResponse: it is larger than that.
-    """
-    size = _existing(bucket, key).size
-    if size > begin:
-        raise MalformedResponse(f"the store reports no bytes at {begin} of {size}")
-    return size
 
 
 def _existing(bucket: Bucket, key: str) -> Resource:

@@ -7,14 +7,22 @@ the request is sent again.
 """
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from tasks.foundation.storage.interface import FileStat
 
@@ -67,10 +75,13 @@ class ErrorResponse(Exception):
         code: HTTP status.
         message: the store's message.
         reason: the store's name for the cause, such as conditionNotMet; may be empty.
+        is_from_store: whether Cloud Storage can have sent the body: its JSON, or plain text as for media and uploads.
     """
 
     def __init__(self, code: int, body: bytes) -> None:
-        message, self.reason = _message_and_reason(body)
+        found = _error_in(body)
+        self.is_from_store = found is not None
+        message, self.reason = found or (_kind_of(body), "")
         self.code, self.message = code, without_queries(message) or "no message"
         super().__init__(f"{self.message} ({code})")
 
@@ -123,7 +134,7 @@ class Resource(_Answer):
         generation: a number for each version of it.
         metadata: custom metadata.
         encoding: the compression of its stored bytes, such as gzip; usually empty.
-        created: time of creation in RFC 3339, by the store's clock; may be empty.
+        created: time of creation, by the store's clock.
     """
 
     name: _Name
@@ -132,19 +143,12 @@ class Resource(_Answer):
     generation: int = Field(ge=0)
     metadata: Mapping[str, Any] = {}
     encoding: Annotated[str, AfterValidator(_compression)] = Field("", alias="contentEncoding")
-    created: str = Field("", alias="timeCreated")
+    created: AwareDatetime | None = Field(None, alias="timeCreated")
 
     @property
     def stat(self) -> FileStat:
         """Size and checksum."""
         return FileStat(size=self.size, crc32c=self.crc32c)
-
-    def seconds_before(self, other: "Resource") -> float:
-        """Seconds from the creation of this object to that of another; 0 if the store does not report it."""
-        try:
-            return (datetime.fromisoformat(other.created) - datetime.fromisoformat(self.created)).total_seconds()
-        except (ValueError, TypeError):
-            return 0.0
 
 
 class _Item(_Answer):
@@ -171,10 +175,56 @@ class _Rewrite(_Answer):
     resource: Resource | None = None
 
 
-class _Settings(_Answer):
-    model_config = ConfigDict(extra="allow")
+class LifecycleRule(_Answer):
+    """A rule by which the store deletes or changes objects itself.
+
+    Attributes:
+        action: such as Delete.
+        condition: what an object must meet, all of it.
+    """
+
+    action: str = Field("", validation_alias=AliasPath("action", "type"))
+    condition: Mapping[str, Any] = {}
+
+
+class Settings(_Answer):
+    """The settings of a bucket that matter to a run. One that is missing is off.
+
+    Attributes:
+        name: the bucket's name.
+        retention_seconds: how long no object can be deleted or replaced.
+        holds_new_objects: whether each new object gets an event-based hold.
+        keeps_old_versions: whether object versioning is on.
+        soft_delete_seconds: how long deleted objects are kept, and cost money.
+        requester_pays: whether each request has to name a project to charge.
+        rules: the lifecycle rules.
+    """
 
     name: str
+    retention_seconds: int | None = Field(None, validation_alias=AliasPath("retentionPolicy", "retentionPeriod"))
+    holds_new_objects: bool = Field(default=False, validation_alias="defaultEventBasedHold")
+    keeps_old_versions: bool = Field(default=False, validation_alias=AliasPath("versioning", "enabled"))
+    soft_delete_seconds: float = Field(0, validation_alias=AliasPath("softDeletePolicy", "retentionDurationSeconds"))
+    requester_pays: bool = Field(default=False, validation_alias=AliasPath("billing", "requesterPays"))
+    rules: tuple[LifecycleRule, ...] = Field((), validation_alias=AliasPath("lifecycle", "rule"))
+
+
+# The fields of a bucket that `Settings` is made of, for the query.
+SETTINGS_FIELDS = "name,versioning,retentionPolicy,defaultEventBasedHold,lifecycle,softDeletePolicy,billing"
+
+
+class _Cause(_Answer):
+    message: str = ""
+    reason: str = ""
+
+
+class _Error(_Answer):
+    message: str = ""
+    errors: tuple[_Cause, ...] = ()
+
+
+class _ErrorBody(_Answer):
+    error: _Error | str = Field(validation_alias=AliasChoices("error", "message"))
 
 
 def _answer(model: type[_A], response: Response, what: str, is_ours: Callable[[_A], bool]) -> _A:
@@ -220,10 +270,9 @@ def rewrite_token_of(response: Response, *, target: str) -> str | None:
     return None if found.done else found.token
 
 
-def settings_of(response: Response, *, bucket: str) -> Mapping[str, Any]:
+def settings_of(response: Response, *, bucket: str) -> Settings:
     """A bucket's settings."""
-    found = _answer(_Settings, response, f"a description of the bucket {bucket}", lambda found: found.name == bucket)
-    return found.model_extra or {}
+    return _answer(Settings, response, f"a description of the bucket {bucket}", lambda found: found.name == bucket)
 
 
 def require_deleted(response: Response) -> None:
@@ -305,7 +354,7 @@ def require_success(response: Response) -> None:
         target = without_queries(response.headers.get("Location", "nowhere"))
         raise MalformedResponse(f"redirect ({status}) to {target}, which Cloud Storage does not send")
     error = ErrorResponse(status, response.body)
-    if not error.is_transient and not _is_from_store(response.body):
+    if not error.is_transient and not error.is_from_store:
         raise MalformedResponse(f"status {status} with {_kind_of(response.body)}, which Cloud Storage does not send")
     raise error
 
@@ -322,17 +371,6 @@ def without_queries(text: str) -> str:
     return _QUERY.sub(r"\1", text)
 
 
-def _is_from_store(body: bytes) -> bool:
-    """Whether Cloud Storage can have sent an error's body: its JSON, or plain text as for media and uploads."""
-    text = body.strip()
-    if not text or text.startswith(b"<"):
-        return False
-    try:
-        return not text.startswith(b"{") or bool({"error", "message"} & json.loads(text).keys())
-    except ValueError:
-        return False
-
-
 def _kind_of(body: bytes) -> str:
     text = body.decode("utf-8", errors="replace").strip()
     if not text:
@@ -344,16 +382,18 @@ def _kind_of(body: bytes) -> str:
     return f"a web page, {words!r}" if words else "a web page"
 
 
-def _message_and_reason(body: bytes) -> tuple[str, str]:
-    text = body.decode("utf-8", errors="replace").strip()
-    if text.startswith("<"):
-        return _kind_of(body), ""
+def _error_in(body: bytes) -> tuple[str, str] | None:
+    """Message and reason of an error; None if Cloud Storage cannot have sent the body."""
+    text = " ".join(body.decode("utf-8", errors="replace").split())
+    if not text or text.startswith("<"):
+        return None
+    if not text.startswith("{"):
+        return text, ""
     try:
-        error: Any = json.loads(text)["error"]
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split()), ""
-    if not isinstance(error, Mapping):
-        return str(error), ""
-    causes = error.get("errors")
-    first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], Mapping) else {}
-    return str(error.get("message") or first.get("message", "")), str(first.get("reason", ""))
+        error = _ErrorBody.model_validate_json(body).error
+    except ValidationError:
+        return None
+    if isinstance(error, str):
+        return error, ""
+    cause = error.errors[0] if error.errors else _Cause()
+    return error.message or cause.message, cause.reason

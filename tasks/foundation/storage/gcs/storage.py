@@ -2,15 +2,16 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
 from tasks.foundation.storage.gcs.connection import RetryPolicy
 from tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object, read_parts
-from tasks.foundation.storage.gcs.refusals import FIELDS, check_settings, compressed_object
-from tasks.foundation.storage.gcs.responses import Resource
-from tasks.foundation.storage.gcs.uploads import Payload, Upload, create_object, put_object
+from tasks.foundation.storage.gcs.refusals import check_settings, compressed_object
+from tasks.foundation.storage.gcs.responses import Resource, Settings
+from tasks.foundation.storage.gcs.uploads import Payload, create_object, put_object
 from tasks.foundation.storage.interface import FileStat, is_inside, require_inside
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Parts, local_target, parallel_map
 
@@ -20,7 +21,7 @@ _PART_BYTES = 8 << 20
 # A file from memory of at most this size is sent in one request first. Larger than the shards of a checkpoint.
 _ONE_REQUEST_BYTES = 80 << 20
 _PROBE = ".probe"  # not a valid name of a run
-_PROBE_EXPIRY_SECONDS, _MAX_EXPIRED_PROBES = 3600.0, 20
+_PROBE_EXPIRY, _MAX_EXPIRED_PROBES = timedelta(hours=1), 20
 
 
 class CloudStorage:
@@ -92,18 +93,17 @@ class CloudStorage:
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
         self._refuse_unreadable(path, data)
-        put_object(self._bucket, self._key(path), data)
-        PROCESS_DEADLINE.mark_written()
+        self.write_buffers(path, [memoryview(data)])
 
     def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`. Memory does not grow with the file."""
         payload = Payload.of_file(source)
-        return self._upload(path, payload, in_one_request=payload.stat.size <= _PART_BYTES)
+        return self._put(path, payload, in_one_request=payload.stat.size <= _PART_BYTES)
 
     def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
         """See `Storage.write_buffers`. Nothing is copied, and the answer to the upload is the stat."""
         payload = Payload.of_buffers(buffers)
-        return self._upload(path, payload, in_one_request=payload.stat.size <= _ONE_REQUEST_BYTES)
+        return self._put(path, payload, in_one_request=payload.stat.size <= _ONE_REQUEST_BYTES)
 
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`. The bytes do not leave the bucket."""
@@ -166,12 +166,14 @@ class CloudStorage:
 
     def probe(self, home: str = "") -> list[str]:  # noqa: ARG002 - roles are of buckets and prefixes
         """See `Storage.probe`. Creates and deletes an object, because nothing else shows all permissions."""
-        settings = self._bucket.settings(FIELDS) or {}
-        problems = check_settings(settings, bucket=f"gs://{self._bucket.name}", prefix=self._prefix)
+        settings = self._bucket.settings() or Settings(name=self._bucket.name)
+        problems = check_settings(settings, prefix=self._prefix)
         if problems.errors:  # first, because an object that is made now might stay
             raise StoreRefused(f"{self.uri}: {'; '.join(problems.errors)}")
         # A unique name, so that commands that start together do not delete each other's object.
-        made = put_object(self._bucket, self._key(f"{_PROBE}-{uuid.uuid4().hex}"), b"")
+        made = put_object(
+            self._bucket, self._key(f"{_PROBE}-{uuid.uuid4().hex}"), Payload.of_buffers([]), in_one_request=True
+        )
         try:
             steps = [lambda: self._require_readable(made.name), lambda: self._delete_expired_probes(made)]
             parallel_map(lambda step: step(), steps, workers=len(steps))
@@ -188,7 +190,7 @@ class CloudStorage:
         for page in self._bucket.pages(self._key(_PROBE)):
             for name in page.names[:_MAX_EXPIRED_PROBES]:
                 other = self._bucket.describe(name) if name != made.name else None
-                if other is not None and other.seconds_before(made) > _PROBE_EXPIRY_SECONDS:
+                if other and other.created and made.created and made.created - other.created > _PROBE_EXPIRY:
                     self._bucket.delete(name)
 
     def _delete_probe(self, key: str) -> None:
@@ -197,10 +199,10 @@ class CloudStorage:
         except StoreRefused as error:
             raise StoreRefused(f"{error}; the empty object {self._bucket.uri(key)} is left behind") from error
 
-    def _upload(self, path: str, payload: Payload, *, in_one_request: bool) -> FileStat:
-        stat = Upload(self._bucket, self._key(path), payload, in_one_request=in_one_request).run()
+    def _put(self, path: str, payload: Payload, *, in_one_request: bool) -> FileStat:
+        made = put_object(self._bucket, self._key(path), payload, in_one_request=in_one_request)
         PROCESS_DEADLINE.mark_written()
-        return stat
+        return made.stat
 
     def _read(self, path: str, parts: Parts, begin: int, size: int | None) -> FileStat:
         self._read_parts(path, parts.take, begin, size)

@@ -123,21 +123,25 @@ def create_object(bucket: Bucket, key: str, data: bytes) -> None:
     bucket.retry(key, once, not_found_is_bucket=True)
 
 
-def put_object(bucket: Bucket, key: str, data: bytes) -> Resource:
-    """Create an object, or replace it. Returns the store's description of it.
+def put_object(bucket: Bucket, key: str, payload: Payload, *, in_one_request: bool) -> Resource:
+    """Create an object, or replace it. What the store reports of it is compared with what was sent.
+
+    Args:
+        bucket: the target.
+        key: the object's name.
+        payload: what to send.
+        in_one_request: whether the first attempt sends everything in one request, which is faster than a session.
+            Nothing of a broken one is kept, so further attempts use a session if there is much to send.
+
+    Returns:
+        The store's description of it.
 
     Raises:
         StoreRefused: there is no such bucket, or no permission.
-        StorageError: the store failed.
+        StorageError: the store, the network or the local disk failed for too long.
     """
-    payload = Payload.of_buffers([memoryview(data)])
-
-    def once() -> Resource:
-        made = _insert_once(bucket, key, payload)
-        require_same(made.stat, payload.stat)
-        return made
-
-    return bucket.retry(key, once, not_found_is_bucket=True)
+    retry = Retry(bucket.uri(key), bucket.policy)
+    return retrying(_Upload(bucket, key, payload, retry, in_one_request=in_one_request).once, retry)
 
 
 def _insert_once(
@@ -196,38 +200,17 @@ def _base64_of(crc32c: str) -> str:
     return base64.b64encode(bytes.fromhex(crc32c)).decode()
 
 
-class Upload:
-    """The upload of one file. What the store reports of the finished object is compared with what was sent."""
+class _Upload:
+    """The upload of one object, in as many attempts as it takes."""
 
-    def __init__(self, bucket: Bucket, key: str, payload: Payload, *, in_one_request: bool) -> None:
-        """Prepare the upload without sending anything.
-
-        Args:
-            bucket: the target.
-            key: the object's name.
-            payload: what to send.
-            in_one_request: whether the first attempt sends everything in one request. It is faster than a session, and
-                after a break nothing of it is kept, so every further attempt uses a session.
-        """
+    def __init__(self, bucket: Bucket, key: str, payload: Payload, retry: Retry, *, in_one_request: bool) -> None:
         self._bucket, self._key, self._payload, self._sent = bucket, key, payload, payload.stat
-        self._in_one_request = in_one_request
-        self._retry = Retry(bucket.uri(key), bucket.policy)
+        self._in_one_request, self._retry = in_one_request, retry
         self._session_url: str | None = None
         self._persisted = self._furthest = 0
 
-    def run(self) -> FileStat:
-        """Upload the whole file.
-
-        Returns:
-            Size and checksum according to the store, which are those of the bytes sent.
-
-        Raises:
-            StoreRefused: there is no such bucket, or no permission.
-            StorageError: the store, the network or the local disk failed for too long.
-        """
-        return retrying(self._once, self._retry)
-
-    def _once(self) -> FileStat:
+    def once(self) -> Resource:
+        """One attempt. A session continues where the one before ended."""
         try:
             made = self._send_whole() if self._in_one_request else self._send_rest()
         except FileNotFoundError as error:
@@ -237,10 +220,10 @@ class Upload:
                 raise StorageError(str(unreadable)) from error
             raise
         require_same(made.stat, self._sent)
-        return made.stat
+        return made
 
     def _send_whole(self) -> Resource:
-        self._in_one_request = False
+        self._in_one_request = self._sent.size <= BLOCK_BYTES
         return _insert_once(self._bucket, self._key, self._payload)
 
     def _send_rest(self) -> Resource:

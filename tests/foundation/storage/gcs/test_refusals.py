@@ -14,7 +14,7 @@ import pytest
 from tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
 from tasks.foundation.storage.gcs.connection import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
-from tasks.foundation.storage.gcs.responses import ErrorResponse
+from tasks.foundation.storage.gcs.responses import ErrorResponse, Settings
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
@@ -354,7 +354,7 @@ OLD_VERSIONS_ONLY = rule(isLive=False, daysSinceNoncurrentTime=1)
 def test_harmful_settings_name_the_command_that_changes_them(
     settings: dict[str, Any], errors: list[str], warnings: list[str]
 ) -> None:
-    found = check_settings(settings, bucket="gs://b", prefix="team/runs")
+    found = check_settings(Settings.model_validate({"name": "b", **settings}), prefix="team/runs")
     assert len(found.errors) == bool(errors)
     assert len(found.warnings) == bool(warnings)
     for texts, words in ((found.errors, errors), (found.warnings, warnings)):

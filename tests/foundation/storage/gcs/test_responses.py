@@ -73,6 +73,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "a listing that goes on with nothing": instead(200, {"kind": "storage#objects", "nextPageToken": ""}),
     "a listing without its kind": instead(200, {"items": []}),
     "another bucket": instead(200, {"kind": "storage#bucket", "name": "another"}),
+    "garbled settings": instead(200, {"kind": "storage#bucket", "name": "bucket", "lifecycle": {"rule": "x"}}),
     "a copy that is neither done nor not": instead(200, {"kind": "storage#rewriteResponse", "done": "yes"}),
     "a copy of another": instead(200, {"kind": "storage#rewriteResponse", "done": True, "resource": FOREIGN}),
     "a session elsewhere": instead(200, "", Location="/login"),

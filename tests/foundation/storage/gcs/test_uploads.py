@@ -117,6 +117,14 @@ def test_buffers_are_not_copied(storage: CloudStorage) -> None:
     assert peak < size + (16 << 20)
 
 
+def test_a_small_file_is_sent_again_whole(cloud: FakeGcs, patient: CloudStorage, tmp_path: Path) -> None:
+    """A session cannot name a range of no bytes."""
+    (tmp_path / "empty").touch()
+    cloud.faults = FaultPlan.on("object.insert", "reset-in-body")
+    assert patient.upload(tmp_path / "empty", "empty") == checksum_bytes(b"")
+    assert [one.kind for one in cloud.tally.sent] == ["object.insert"] * 2
+
+
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS_OF_ANY_REQUEST if fault != "duplicate"])
 def test_a_broken_request_continues_as_a_session(cloud: FakeGcs, patient: CloudStorage, fault: str) -> None:
     cloud.faults = FaultPlan.on("object.insert", fault, fraction=0.7)
