@@ -6,24 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
 from tests.support.checkout import CHECKOUT
 
 _MODULES = {"prefect": "-m prefect", "baton": "-m flows.commands.main", "python": ""}
 
 
 def add_programs(clone: Path) -> None:
-    """Make a clone's `.venv` as `make install` does, of the packages installed here and of the clone's own code.
-
-    `prefect`, which a document calls a dozen times, is a fork; it starts flow runs with a real interpreter.
-    """
+    """Make a clone's `.venv` as `make install` does, of the packages installed here and of the clone's own code."""
     folder = clone / ".venv" / "bin"
     folder.mkdir(parents=True)
-    (forking,) = forked.forking_python().values()
     for name, words in _MODULES.items():
         script = folder / name
-        python = forking if name == "prefect" else sys.executable
-        script.write_text(f'#!/bin/sh\nexec {python} {words} "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     (clone / ".venv" / "installed").touch()
 
