@@ -45,7 +45,6 @@ from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted, start_beside
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases
 from tasks.stages import EVALUATE, PREPARE_DATA
 
@@ -309,7 +308,6 @@ class FreshEvaluation(Contract):
 class Chosen:
     """A checkpoint to evaluate, and its metrics in the log, if it was evaluated on this set before."""
 
-    home: Storage
     head: Head
     checkpoint: CheckpointRef
     logged: dict[str, float] | None
@@ -353,9 +351,9 @@ def evaluate_again(
         telemetry.emit(Note(text=text, warning=True))
     return FreshEvaluation(
         run=run.spec.run,
-        home=chosen.home.uri,
+        home=run.home.uri,
         step=ref.step,
-        checkpoint=f"{chosen.home.uri}/{ref.path}",
+        checkpoint=f"{run.home.uri}/{ref.path}",
         on=on,
         examples=done.examples,
         metrics=done.metrics,
@@ -401,9 +399,9 @@ def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
     if on == "test":
         test = evaluation_on_test_of(run.log, head, ref.path)
         logged = None if test is None else dict(test.metrics)
-        return Chosen(home=home, head=head, checkpoint=ref, logged=logged, on=on, test=test)
+        return Chosen(head=head, checkpoint=ref, logged=logged, on=on, test=test)
     known = evaluation_of(run.log, head, ref.path)
-    return Chosen(home=home, head=head, checkpoint=ref, logged=None if known is None else dict(known.metrics))
+    return Chosen(head=head, checkpoint=ref, logged=None if known is None else dict(known.metrics))
 
 
 def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Evaluation:
@@ -419,7 +417,7 @@ def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Eva
     found: dict[str, object] = {"data.content_digest": dataset.content_digest}
     if chosen.on == "validation":
         found[VALIDATION] = None if dataset.validation is None else dataset.validation.content_digest
-    require_same_identity(chosen.head.identity, found, home=chosen.home.uri)
+    require_same_identity(chosen.head.identity, found, home=run.home.uri)
     spec = with_examples(spec, dataset.train_examples)
     call = EvaluateCall(
         spec=spec,

@@ -14,7 +14,7 @@ from flows.opened_run import Run, RunHome
 from tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import differences
-from tasks.foundation.contracts.log_entry import Entry, Environment, Head, StoredEntry, Totals
+from tasks.foundation.contracts.log_entry import Best, Entry, Environment, Head, StoredEntry, Totals
 from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
 from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
 from tasks.foundation.log.attempts import is_alive, read_attempts
@@ -281,6 +281,10 @@ def _at_work(record: AttemptRecord, facts: RunFacts, now: datetime) -> AtWork:
     )
 
 
+def _best_json(best: Best | None) -> dict[str, Any] | None:
+    return None if best is None else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step}
+
+
 def _checkpoint_json(ref: CheckpointRef) -> dict[str, Any]:
     return {"path": ref.path, "step": ref.step, "size": ref.size, "state_digest": ref.state_digest}
 
@@ -325,15 +329,6 @@ def hung_words(record: AttemptRecord) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BestFacts:
-    """The best evaluation."""
-
-    metric: str
-    value: float
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BriefFacts:
     """What a list shows of a run, from the file of its newest entry alone.
 
@@ -349,7 +344,7 @@ class BriefFacts:
 
     step: int
     validation: Mapping[str, float]
-    best: BestFacts | None
+    best: Best | None
     entries: int
     last_commit: str | None
     target: int | None
@@ -358,11 +353,11 @@ class BriefFacts:
     @classmethod
     def of(cls, newest: Entry | StoredEntry) -> "BriefFacts":
         """Make them from an entry."""
-        tip, best, totals = newest.head.tip, newest.head.best, newest.totals
+        tip, totals = newest.head.tip, newest.totals
         return cls(
             step=0 if tip is None else tip.step,
             validation={} if totals is None or totals.evaluation is None else totals.evaluation.metrics,
-            best=None if best is None else BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
+            best=newest.head.best,
             entries=newest.number + 1,
             last_commit=None if totals is None else totals.last_commit,
             target=None if totals is None else totals.target,
@@ -406,7 +401,7 @@ class ListedRun:
             "step": facts.step,
             "target": facts.target,
             "validation": facts.validation,
-            "best": None if facts.best is None else asdict(facts.best),
+            "best": _best_json(facts.best),
             "entries": facts.entries,
             "last_commit": facts.last_commit,
             "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in self.at_work],
@@ -494,7 +489,6 @@ class ComparedRun(RunFacts):
 
     def json(self) -> dict[str, Any]:
         """JSON values."""
-        best = self.head.best
         return {
             "run": self.name,
             "home": self.run.home.uri,
@@ -503,9 +497,7 @@ class ComparedRun(RunFacts):
             "training": self.training,
             "validation": self.validation,
             "test": self.test,
-            "best": None
-            if best is None
-            else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step},
+            "best": _best_json(self.head.best),
             "seconds": self.seconds,
             "examples_per_second": self.examples_per_second,
         }

@@ -258,7 +258,6 @@ def _tolerant(stream: TextIO | None) -> TextIO:
 
 
 _SCRIPT = Path(__file__).with_name("process_start.py")
-_NO_PIPE = -1
 
 _Start = Callable[[], None]
 # One starter thread per process. The key is the process id, because a fork inherits the dict but not the thread.
@@ -278,24 +277,20 @@ class ChildSettings(TypedDict, total=False):
     stderr: int | IO[bytes] | None
 
 
-def start_child(
-    command: Sequence[str], *, death_signal: bool = sys.platform.startswith("linux"), **settings: Unpack[ChildSettings]
-) -> "subprocess.Popen[bytes]":
-    """Start a process as `subprocess.Popen` does. The kernel or a watcher kills it when this process ends.
+def start_child(command: Sequence[str], **settings: Unpack[ChildSettings]) -> "subprocess.Popen[bytes]":
+    """Start a process as `subprocess.Popen` does. The kernel kills it when this process ends.
 
     Args:
         command: the program's absolute path, and its arguments.
-        death_signal: whether the kernel has death signals; otherwise a pipe and a watcher are used.
         settings: keyword arguments of `Popen`.
 
     Raises:
         OSError: the program cannot be started.
     """
-    if not death_signal:
-        return _with_pipe(command, settings)
+    wrapped = [sys.executable, "-I", "-S", os.fspath(_SCRIPT), str(os.getpid()), *command]
 
     def start() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(_wrapped(command, _NO_PIPE), **settings)
+        return subprocess.Popen(wrapped, **settings)
 
     if threading.current_thread() is threading.main_thread():
         return start()
@@ -309,24 +304,6 @@ def start_child(
 
     _starter_queue().put(start_and_report)
     return started.result()
-
-
-def _with_pipe(command: Sequence[str], settings: ChildSettings) -> "subprocess.Popen[bytes]":
-    reader, writer = os.pipe()
-    try:
-        settings["pass_fds"] = (reader, *settings.get("pass_fds", ()))
-        process = subprocess.Popen(_wrapped(command, reader), **settings)
-    except BaseException:
-        os.close(writer)
-        raise
-    finally:
-        os.close(reader)
-    # The writing end stays open until this process ends. A process starts few children, so few descriptors are used.
-    return process
-
-
-def _wrapped(command: Sequence[str], descriptor: int) -> list[str]:
-    return [sys.executable, "-I", "-S", os.fspath(_SCRIPT), str(os.getpid()), str(descriptor), *command]
 
 
 def _starter_queue() -> "queue.SimpleQueue[_Start]":

@@ -12,7 +12,7 @@ garbage collector searches the growing heap again and again, although imports le
 imports scikit-learn, SciPy and matplotlib for `keras.wrappers` and `keras.visualization`, if they are installed. Here
 those two are loaded at their first use.
 
-*Ends with its parent.* `python -I -S process_start.py PARENT DESCRIPTOR COMMAND...`, started by `process.py`, replaces
+*Ends with its parent.* `python -I -S process_start.py PARENT COMMAND...`, started by `process.py`, replaces
 itself with the command, which keeps its process id. For this, and because a process that starts anew imports it twice,
 this file imports only the standard library, and little of it.
 """
@@ -22,7 +22,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import select
 import signal
 import sys
 import threading
@@ -58,7 +57,7 @@ def keep_hash_seed(recorded: int | None) -> str:
     """Go on with the hash seed that a run began with. The process of a command starts anew with it, and never returns.
 
     Args:
-        recorded: the seed in the run's log; None in logs of earlier versions, whose runs may go on with any.
+        recorded: the seed in the run's log; None if it began with random ones, and may go on with any.
 
     Returns:
         A warning, if this process hashes otherwise and cannot start anew; or nothing.
@@ -197,48 +196,25 @@ def _load(module: ModuleType) -> None:
 
 
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the thread that started this process ends; exec keeps the setting
-_POLL_SECONDS = 1.0
-_NO_PIPE = -1
 
 
 def main(words: list[str]) -> NoReturn:
-    """Request the death signal, or fork a watcher, and become the command.
+    """Request the death signal, and become the command.
 
     Args:
-        words: the parent's process id; the reading end of a pipe whose writing end the parent holds, or -1 if the
-            kernel has death signals; the command.
+        words: the parent's process id; the command.
 
     Raises:
         OSError: the kernel refuses the death signal, or the command cannot be started.
     """
-    parent, descriptor, command = int(words[0]), int(words[1]), words[2:]
-    if descriptor == _NO_PIPE:
-        import ctypes
+    import ctypes  # most who import this module do not start so
 
-        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if os.getppid() != parent:  # the parent died before the request
-            os._exit(1)
-    else:
-        watched = os.getpid()
-        if os.fork() == 0:
-            _watch(watched, descriptor)
-        os.close(descriptor)
+    parent, command = int(words[0]), words[1:]
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # the parent died before the request
+        os._exit(1)
     os.execv(command[0], command)  # noqa: S606 - the command comes from Baton
-
-
-def _watch(watched: int, descriptor: int) -> NoReturn:
-    """Kill the process `watched` when the pipe closes. Exit when that process ends."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # otherwise a reader of the command's output would wait for the watcher, too
-        os.dup2(null, standard)
-    while os.getppid() == watched:
-        closed, _, _ = select.select([descriptor], [], [], _POLL_SECONDS)
-        if closed:
-            if os.getppid() == watched:  # the process id has not been reused
-                os.kill(watched, signal.SIGKILL)
-            break
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from flows.admit import Admitted, features_check, require_same_on_hosts
 from flows.evaluating import Command, Evaluations, is_in_flight
+from flows.opened_run import Run
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
 from flows.runner import Runner, StageStopped, acquired_devices
 from tasks.foundation.checkpoint.save import AsyncSaves
@@ -113,13 +114,26 @@ def relay(
                 ):
                     watch.follow_saves(lambda: saves.busy, saves.seconds_of_save)
                     try:
-                        return Relay.prepared(
-                            admitted,
-                            runner,
-                            hosts,
+                        place = Place(
+                            root=run.root,
+                            home=run.home,
+                            log=run.log,
+                            code_folder=run.folder,
                             telemetry=sinks,
                             saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
+                        )
+                        dataset = _prepared_dataset(run, runner, hosts, place, is_new=head is None)
+                        # From here on, it is known where epochs end.
+                        admitted = admitted.with_examples(dataset.train_examples)
+                        return Relay(
+                            spec=admitted.run.spec,
+                            runner=runner,
+                            place=place,
+                            hosts=hosts,
+                            admitted=admitted,
+                            dataset=dataset,
                             ledger=ledger,
+                            curves=CurveFiles(run.log),
                             track=track,
                             clock=clock,
                             began=began,
@@ -134,6 +148,22 @@ def relay(
                     raise StageLost(f"{stop}; the run has not begun; run the same command again to begin it") from stop
                 telemetry.emit(Note(text=str(stop), warning=True))
                 return result
+
+
+def _prepared_dataset(
+    run: Run, runner: Runner, hosts: "Accelerator | OneHost", place: Place, *, is_new: bool
+) -> DatasetRef:
+    """Prepare the dataset on the chief first; the other hosts then find it prepared."""
+    place.telemetry.emit(Phase(cause="prepare-data"))
+    if not hosts.is_chief:
+        hosts.broadcast_from_chief(0)
+    if is_new:
+        check = features_check(run, hosts, remote=runner.remote, telemetry=place.telemetry)
+        place = dataclasses.replace(place, check_features=check)
+    dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=run.spec), place)
+    if hosts.is_chief:
+        hosts.broadcast_from_chief(0)
+    return dataset
 
 
 # How many times in a row a checkpoint may be found damaged between its verification and its use.
@@ -163,52 +193,6 @@ class Relay(Command):
     clock: Callable[[], float]
     began: float
     is_new: bool
-
-    @classmethod
-    def prepared(
-        cls,
-        admitted: Admitted,
-        runner: Runner,
-        hosts: "Accelerator | OneHost",
-        *,
-        telemetry: Sink,
-        saves: AsyncSaves | None,
-        ledger: Ledger,
-        track: Callable[[], None],
-        clock: Callable[[], float],
-        began: float,
-        is_new: bool,
-    ) -> "Relay":
-        """Prepare the dataset on the chief first; the other hosts then find it prepared."""
-        run = admitted.run
-        place = Place(
-            root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry, saves=saves
-        )
-        telemetry.emit(Phase(cause="prepare-data"))
-        if not hosts.is_chief:
-            hosts.broadcast_from_chief(0)
-        checked = place
-        if is_new:
-            check = features_check(run, hosts, remote=runner.remote, telemetry=telemetry)
-            checked = dataclasses.replace(place, check_features=check)
-        dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=run.spec), checked)
-        if hosts.is_chief:
-            hosts.broadcast_from_chief(0)
-        admitted = admitted.with_examples(dataset.train_examples)  # from here on, it is known where epochs end
-        return cls(
-            spec=admitted.run.spec,
-            runner=runner,
-            place=place,
-            hosts=hosts,
-            admitted=admitted,
-            dataset=dataset,
-            ledger=ledger,
-            curves=CurveFiles(place.log),
-            track=track,
-            clock=clock,
-            began=began,
-            is_new=is_new,
-        )
 
     def run_to_goal(self) -> RelayResult:
         """Run the stages in order until the goal is reached or the command must stop."""

@@ -97,5 +97,5 @@ def _row(run: ListedRun, out: Output) -> tuple[str, ...]:
     if not out.whole:
         words = metric_words({best.metric: best.value}) if best else ""
         return (run.name, state, step, committed, words, at_work)
-    words = f"{best.metric} {number_words(best.value)} at step {best.step}" if best else ""
+    words = f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}" if best else ""
     return (run.name, state, step, metric_words(facts.validation), words, str(facts.entries), committed, at_work)

@@ -264,7 +264,6 @@ class FlowRunWait:
         home: the run's home, where it leaves its answer.
         telemetry: receives a warning if the flow run stays queued.
         flow_runs: Prefect's API.
-        clock: seconds, never going back.
     """
 
     flow_run: UUID
@@ -272,8 +271,6 @@ class FlowRunWait:
     home: Storage
     telemetry: Sink
     flow_runs: FlowRuns
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
     _warned: bool = False
     _has_run: bool = False
     _cancelling_since: float | None = None
@@ -291,7 +288,7 @@ class FlowRunWait:
         Raises:
             StageStopped: this process was asked to stop, or the flow run was cancelled and its end was not reported.
         """
-        began = self.clock()
+        began = self.flow_runs.clock()
         while True:
             state = self.flow_runs.state(self.flow_run)
             self._has_run = self._has_run or (state is not None and state.type is StateType.RUNNING)
@@ -299,13 +296,13 @@ class FlowRunWait:
                 # Its machine was lost, and Prefect has scheduled it again; there is nothing left to do for it.
                 self.flow_runs.cancel(self.flow_run)
                 return state
-            self._warn_of_queue(state, self.clock() - began)
+            self._warn_of_queue(state, self.flow_runs.clock() - began)
             self._require_end_of_cancelled(state)
             if is_over(state) and (self._stopping_since is None or not self.call.cancellable):
                 return state
             if stops.requested is not None:
                 self._stop(stops.requested, stops.grace_left(), state)
-            self.sleep(POLL_SECONDS)
+            self.flow_runs.sleep(POLL_SECONDS)
 
     def _warn_of_queue(self, state: State | None, waited_seconds: float) -> None:
         if self._warned or self._has_run or not _is_queued(state) or waited_seconds < _QUEUE_SECONDS:
@@ -321,8 +318,8 @@ class FlowRunWait:
             self._cancelling_since = None
             return
         if self._cancelling_since is None:
-            self._cancelling_since = self.clock()
-        if self.clock() >= self._cancelling_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS:
+            self._cancelling_since = self.flow_runs.clock()
+        if self.flow_runs.clock() >= self._cancelling_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS:
             raise StageStopped("cancelled", f"{self.call} was cancelled, and its end was not reported")
 
     def _stop(self, stop: Stop, grace_left: float, state: State | None) -> None:
@@ -331,9 +328,9 @@ class FlowRunWait:
             if not self._sees_to_it(stop, state):
                 if self.call.cancellable:
                     self.flow_runs.cancel(self.flow_run)
-                self._stopping_since = self.clock()
+                self._stopping_since = self.flow_runs.clock()
             return
-        too_long = self.clock() >= self._stopping_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS
+        too_long = self.flow_runs.clock() >= self._stopping_since + self.call.spec.stop.grace_seconds + NEWS_SECONDS
         if is_over(state) or too_long or grace_left <= TO_LEAVE_SECONDS:
             how = "was cancelled" if self.call.cancellable else "continues by itself"
             raise StageStopped(stop.reason, f"{self.call} {how} ({stop.reason.replace('_', ' ')})")
@@ -343,7 +340,7 @@ class FlowRunWait:
         if stop.reason != "time_budget" or state is None or state.type is not StateType.RUNNING:
             return False
         orderly_seconds = max(self.call.spec.stop.grace_seconds, _ORDERLY_SECONDS)
-        return self.call.stage != "train_segment" or self.clock() < stop.at + orderly_seconds
+        return self.call.stage != "train_segment" or self.flow_runs.clock() < stop.at + orderly_seconds
 
 
 def is_over(state: State | None) -> bool:

@@ -8,7 +8,7 @@ run for what is missing there.
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -158,15 +158,12 @@ class RemoteStages:
         flow_runs: Prefect's API.
         attempt: the attempt that the stages belong to, a uuid4 made in this process. None outside a training run; no
             attempt record is written.
-        clock: seconds, never going back.
-        until: end of the time budget, by `clock`; a stage that has not started by then is not waited for.
+        until: end of the time budget, by the clock of `flow_runs`; a stage that has not started is not waited for then.
         remote: names of the stages.
     """
 
     flow_runs: FlowRuns
     attempt: str | None
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
     until: float | None = None
     remote: frozenset[str] = frozenset(stage.name for stage in STAGES)
     _tries: list[UUID] = field(default_factory=list)
@@ -202,7 +199,7 @@ class RemoteStages:
                     place.telemetry.emit(Note(text=text, warning=True))
                 self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
 
-        left = None if self.until is None else max(self.until - self.clock(), 0.0)
+        left = None if self.until is None else max(self.until - self.flow_runs.clock(), 0.0)
         answer = run_uninterrupted(work, call.spec.stop, within_seconds=left, telemetry=place.telemetry)
         stage.remote.on_answer(answer, place)
         return answer
@@ -241,9 +238,9 @@ class RemoteStages:
             place.telemetry.emit(Note(text=text, warning=True))
             if not cancelled:
                 self.flow_runs.cancel(flow_run)
-            until = self.clock() + spec.stop.grace_seconds + NEWS_SECONDS
-            while self.clock() < until and not is_over(self.flow_runs.state(flow_run)):
-                self.sleep(POLL_SECONDS)
+            until = self.flow_runs.clock() + spec.stop.grace_seconds + NEWS_SECONDS
+            while self.flow_runs.clock() < until and not is_over(self.flow_runs.state(flow_run)):
+                self.flow_runs.sleep(POLL_SECONDS)
 
     def _try_once(self, call: RemoteCall, kind: type[A], place: Place, stops: Stops) -> A:
         home, telemetry = place.home, place.telemetry
@@ -259,10 +256,7 @@ class RemoteStages:
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{call} runs as flow run {flow_run} of {call.deployment}"))
-        wait = FlowRunWait(
-            flow_run=flow_run, call=call, home=home, telemetry=telemetry, flow_runs=self.flow_runs,
-            clock=self.clock, sleep=self.sleep,
-        )  # fmt: skip
+        wait = FlowRunWait(flow_run=flow_run, call=call, home=home, telemetry=telemetry, flow_runs=self.flow_runs)
         try:
             state = wait.until_over(stops)
         except StageStopped:
@@ -300,9 +294,9 @@ class RemoteStages:
             raise NoProgress(f"{why}; {tries} tries in a row had no result. See the log of its work pool's worker")
 
     def _pause(self, seconds: float, stops: Stops) -> None:
-        until = self.clock() + seconds
-        while stops.requested is None and self.clock() < until:
-            self.sleep(min(POLL_SECONDS, seconds))
+        until = self.flow_runs.clock() + seconds
+        while stops.requested is None and self.flow_runs.clock() < until:
+            self.flow_runs.sleep(min(POLL_SECONDS, seconds))
 
 
 def _hashes_of(place: Place) -> dict[str, str]:

@@ -31,7 +31,7 @@ from flows.process import start_child
 started = []
 
 def start():
-    started.append(start_child(sys.argv[2:], death_signal=sys.argv[1] == "signal"))
+    started.append(start_child(sys.argv[1:]))
 
 thread = threading.Thread(target=start)
 thread.start()
@@ -108,9 +108,8 @@ def assert_child_ends(child: int) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["signal", "pipe"])
-def test_a_child_outlives_its_thread_but_not_its_parent(how: str) -> None:
-    assert_child_ends(child_of_a_killed_parent(PARENT, how, *SLEEPS))
+def test_a_child_outlives_its_thread_but_not_its_parent() -> None:
+    assert_child_ends(child_of_a_killed_parent(PARENT, *SLEEPS))
 
 
 def test_the_embedded_server_ends_with_a_killed_command(tmp_path: Path) -> None:
@@ -130,10 +129,10 @@ def test_a_trial_ends_with_a_killed_proof(tmp_path: Path) -> None:
 def test_a_child_started_after_its_parents_death_exits(tmp_path: Path) -> None:
     wanted = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]
     script = [sys.executable, "-I", "-S", process_start.__file__]
-    orphan = subprocess.run([*script, "1", "-1", *wanted], check=False)  # the parent is this process, not process 1
+    orphan = subprocess.run([*script, "1", *wanted], check=False)  # the parent is this process, not process 1
     assert orphan.returncode == 1
     assert not (tmp_path / "ran").exists()
-    assert subprocess.run([*script, str(os.getpid()), "-1", *wanted], check=False).returncode == 0
+    assert subprocess.run([*script, str(os.getpid()), *wanted], check=False).returncode == 0
     assert (tmp_path / "ran").exists()
 
 

@@ -116,22 +116,21 @@ class LauncherHarness:
         )
         self.run, self.api, self.recorder = run, Api(run, *plays), EventRecorder()
         self.slept = 0.0
-        stages = RemoteStages(
-            flow_runs=self.api,  # type: ignore[arg-type]
-            attempt=attempt,
-            clock=lambda: time.monotonic() + self.slept,
-            sleep=self.sleep,
-        )
+        self.api.clock, self.api.sleep = self.clock, self.sleep
+        stages = RemoteStages(flow_runs=self.api, attempt=attempt)  # type: ignore[arg-type]
         self.launcher = Launcher(local=InProcess(), stages=stages)
 
     def until(self, seconds: float) -> None:
         """Have a time budget."""
         stages = self.launcher.stages
-        self.launcher = replace(self.launcher, stages=replace(stages, until=stages.clock() + seconds))
+        self.launcher = replace(self.launcher, stages=replace(stages, until=self.clock() + seconds))
 
     @property
     def place(self) -> Place:
         return Place.of(self.run.root, self.file.spec.run, code_folder=self.file.folder, telemetry=self.recorder)
+
+    def clock(self) -> float:
+        return time.monotonic() + self.slept
 
     def sleep(self, seconds: float) -> None:
         self.slept += seconds
