@@ -150,6 +150,26 @@ def test_weights_that_are_not_finite_are_not_committed(lab: Lab, monkeypatch: py
     assert committed(lab, spec) == [at for at in (0, 3, 6, 9, 12) if at < step]
 
 
+class BlowsUp:
+    """The training blows up after a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Training) and event.step > self._step:
+            raise NonFinite(f"the loss of step {event.step} is NaN", step=event.step)
+
+
+def test_blow_up_in_flight_comes_before_that_of_the_training(lab: Lab) -> None:
+    spec = run_of("twice")
+    held = HeldSave(6, fails(NonFinite("step 6 holds NaN", step=6)))
+    held.after.append(BlowsUp(6))
+    with pytest.raises(NonFinite, match="step 6 holds NaN"):
+        command(lab, spec, held=held)
+    assert committed(lab, spec) == [0, 3]
+
+
 @pytest.mark.parametrize("step", [6, 9, 12])
 @pytest.mark.parametrize("max_segments", [None, 2])
 def test_rewind_after_a_save_is_that_of_a_save_in_line(
