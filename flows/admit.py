@@ -112,15 +112,15 @@ def require_packages_and_source(run: Run) -> None:
 
 def _require_sources(data: DataSpec, folder: Path) -> None:
     """Check `data.source` or each source of a mixture, and the own sets."""
-    from tasks.prepare_data.mixture import errors_of_set, errors_of_source
+    from tasks.prepare_data.mixture import errors_at
 
     if not data.sources:
         _require_source(data, folder)
     for index in range(len(data.sources)):
-        with errors_of_source(index):
+        with errors_at(f"data.sources[{index}]"):
             _require_source(data.of_source(index), folder)
     for name in data.own_sets:
-        with errors_of_set(name):
+        with errors_at(f"data.{name}"):
             _require_source(data.of_set(name), folder)
 
 

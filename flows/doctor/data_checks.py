@@ -19,7 +19,7 @@ from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.mixture import dataset_digest, errors_of_source, mixture_manifest, spec_of_source
+from tasks.prepare_data.mixture import dataset_digest, errors_at, mixture_manifest, spec_of_source
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import InPlace, Source
 from tasks.prepare_data.split import part_sizes
@@ -112,7 +112,7 @@ def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path) -> Data
     alone = [replace(run, spec=spec_of_source(run.spec, index)) for index in range(len(run.spec.data.sources))]
     found: list[DataSample] = []
     for index, each in enumerate(alone):
-        with errors_of_source(index):
+        with errors_at(f"data.sources[{index}]"):
             found.append(_sample(each, storage, folder, f"sample-{index}"))
     if storage is not None and all(each.is_whole for each in found):
         mixed = mixture_manifest(run.spec, [each.ref for each in found], [each.manifest for each in found])

@@ -95,6 +95,7 @@ class Checker:
 
     Attributes:
         packing: packs the examples later; None: they stay as they are.
+        reading: how the examples were found, see `DatasetManifest.reading`.
     """
 
     def __init__(self, data: DataSpec) -> None:
@@ -105,7 +106,7 @@ class Checker:
         self.packing = None if data.pack is None else Packing(data.pack, group=data.split_by)
         self._first = ""
         self._kinds: list[_Kind] = []
-        self._reading: Reading = "examples"
+        self.reading: Reading = "examples"
         self._extremes = Extremes()
 
     def check(self, where: str, example: object) -> dict[str, Array]:
@@ -133,7 +134,7 @@ class Checker:
         kinds = [(name, dtype_name(array), array.shape) for name, array in arrays.items()]
         if not self._kinds:
             self._first, self._kinds = where, kinds
-            self._reading = _reading(example)
+            self.reading = _reading(example)
         elif kinds != self._kinds and not (self.packing is not None and _may_be_sequences(self._kinds, kinds)):
             remedy = "give all examples the same names, dtypes and shapes"
             if _may_be_shorter_batch(self._kinds, kinds):
@@ -160,11 +161,6 @@ class Checker:
             Feature(name=name, dtype=dtype, shape=shape, encoding="text" if dtype == STRING else "raw")
             for name, dtype, shape in kinds
         )
-
-    @property
-    def reading(self) -> Reading:
-        """How the examples were found, see `DatasetManifest.reading`."""
-        return self._reading
 
     def _difference(self, kinds: list[_Kind]) -> str:
         names, first_names = ([name for name, _, _ in some] for some in (kinds, self._kinds))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SetName, SourceSpec, integer_weights
+from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
@@ -71,37 +71,16 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
 
 
 @contextmanager
-def errors_of_set(name: SetName) -> Iterator[None]:
-    """Use around work on the `data` of an own set: `data.options.path` in an error becomes `data.test.options.path`.
+def errors_at(prefix: str) -> Iterator[None]:
+    """Use around work on the `data` of an own set or of a source: `data.options.path` in an error becomes its key.
 
     Args:
-        name: the set.
+        prefix: the key of the run file, as `data.test` or `data.sources[0]`.
 
     Raises:
-        SourceError: as within, with the keys of the set.
+        SourceError: as within, with the keys of the set or source.
         RunFileError: likewise.
     """
-    with _errors_at(f"data.{name}"):
-        yield
-
-
-@contextmanager
-def errors_of_source(index: int) -> Iterator[None]:
-    """Use around work on the `data` of one source of a mixture: `data.options.path` becomes `data.sources[0].options…`.
-
-    Args:
-        index: of the source.
-
-    Raises:
-        SourceError: as within, with the keys of the source.
-        RunFileError: likewise.
-    """
-    with _errors_at(f"data.sources[{index}]"):
-        yield
-
-
-@contextmanager
-def _errors_at(prefix: str) -> Iterator[None]:
     try:
         yield
     except (SourceError, RunFileError) as fault:
@@ -131,7 +110,7 @@ def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> Data
     prepared: list[DatasetRef] = []
     for index in range(len(spec.data.sources)):
         at = dataclasses.replace(place, check_features=known.check_of(index))
-        with errors_of_source(index):
+        with errors_at(f"data.sources[{index}]"):
             prepared.append(prepare(spec_of_source(spec, index), at))
         known.add(index, load_manifest(place.root, prepared[-1]).features)
     manifests = [load_manifest(place.root, each) for each in prepared]
@@ -277,7 +256,7 @@ class _FirstExamples:
 
     def _of(self, index: int) -> Sequence[Feature]:
         if index not in self._features:
-            with errors_of_source(index):
+            with errors_at(f"data.sources[{index}]"):
                 of_source = spec_of_source(self._spec, index)
                 self._features[index] = features_of_first_example(of_source, self._place.code_folder)
         return self._features[index]

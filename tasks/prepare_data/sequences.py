@@ -62,7 +62,10 @@ def feature_named(name: str, features: Iterable[str], *, key: str) -> str:
         return found[0]
     if found:
         raise SourceError(f"{key}: the examples have {' and '.join(found)}; write one of them in full")
-    raise SourceError(f"{key}: the examples have no such feature; they have {', '.join(known)}")
+    raise SourceError(
+        f"{key}: the examples have no such feature; they have {', '.join(known)}. Name one of these, or yield it "
+        "as one of the inputs: a dict of arrays"
+    )
 
 
 def _padded(where: str, array: Array, name: str, rule: PadRule) -> Array:

@@ -20,6 +20,7 @@ from tasks.foundation.contracts.dataset import HeldOut
 from tasks.foundation.dataset.manifest import held_out_values
 from tasks.foundation.dataset.order import unit_interval
 from tasks.foundation.errors import SourceError
+from tasks.prepare_data.sequences import feature_named
 from tasks.prepare_data.writing import disk_errors, scratch_file, scratch_folder
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ def split_by_group(
     both_parts = several = False
     for record in records:
         values = _values(record)
-        name = name or _feature_name(feature, values)
+        name = name or feature_named(feature, sorted(values), key=f"{_KEY}: {feature}")
         value = values[name]
         at = _hash(value, seed)
         held_out = at < fraction
@@ -188,19 +189,6 @@ def _values(record: bytes) -> dict[str, bytes]:
 
     features = Example.FromString(record).features.feature
     return {name: features[name].SerializeToString(deterministic=True) for name in features}
-
-
-def _feature_name(feature: str, values: dict[str, bytes]) -> str:
-    """Return the name of a feature as the examples have it."""
-    found = [name for name in (feature, f"x/{feature}", f"y/{feature}") if name in values]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise SourceError(f"{_KEY}: {feature}: the examples have {' and '.join(found)}; write one of them in full")
-    raise SourceError(
-        f"{_KEY}: {feature}: the examples have no such feature; they have {', '.join(sorted(values))}. Yield it as one "
-        "of the inputs: a dict of arrays"
-    )
 
 
 def last_of(length: int, *, fraction: float) -> int:

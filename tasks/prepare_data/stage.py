@@ -58,7 +58,7 @@ from tasks.prepare_data.example_checks import (
     words_of,
 )
 from tasks.prepare_data.example_checks import check_features as check_first_example
-from tasks.prepare_data.mixture import dataset_digest, errors_of_set, prepare_training_data
+from tasks.prepare_data.mixture import dataset_digest, errors_at, prepare_training_data
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import InPlace, Source
 from tasks.prepare_data.sources.source_files import names_file
@@ -180,7 +180,7 @@ def prepare_with_own_sets(spec: RunSpec, place: Place, prepare: Prepare) -> Data
     features = load_manifest(place.root, dataset).features
     found: dict[SetName, SetRef] = {}
     for name in names:
-        with errors_of_set(name):
+        with errors_at(f"data.{name}"):
             own = prepare(spec_of_set(spec, name), dataclasses.replace(place, check_features=None))
         require_features_of_training(name, load_manifest(place.root, own).features, features)
         found[name] = SetRef(folder=own.folder, content_digest=own.content_digest, examples=own.train_examples)
@@ -213,7 +213,7 @@ def first_features(spec: RunSpec, name: SetName, code_folder: Path) -> tuple[Fea
         SourceError: the set is missing or empty, or its first example is invalid.
         RunFileError: its source or an option cannot be used.
     """
-    with errors_of_set(name):
+    with errors_at(f"data.{name}"):
         return features_of_first_example(spec_of_set(spec, name), code_folder)
 
 

@@ -14,7 +14,7 @@ from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.prepare_data import stage, writing
-from tasks.prepare_data.writing import ScatterWriter, ShardUploads, scratch_file
+from tasks.prepare_data.writing import ScatterWriter
 
 NPZ = {"path": "sorted.npz", "y": "y"}
 CLASSES = 10
@@ -161,15 +161,6 @@ def test_temporary_file_that_lost_records_is_detected(
         workshop.prepare("npz", NPZ, shard_examples=500)
     assert scattered
     assert workshop.files() == {}
-
-
-def test_record_of_another_length_is_refused(workshop: Any) -> None:
-    with scratch_file() as scratch:
-        writer = ScatterWriter(
-            ShardUploads(workshop.storage), scratch, part="train", seed=0, shard_examples=2, examples=2, record_bytes=3
-        )
-        with pytest.raises(ValueError, match="4 bytes, but record_bytes=3"):
-            writer.add(b"1234")
 
 
 @pytest.mark.slow

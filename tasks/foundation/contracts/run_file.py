@@ -192,13 +192,6 @@ def shortened(text: str) -> str:
 
 
 SHOWN_ERRORS = 5
-_NO_OTHER_TPU = "Baton uses the TPU of the machine that it runs on; drop the key and run baton on the TPU VM itself"
-_REMOVED_KEYS: dict[KeyPath, str] = {
-    (*prefix, "accelerator", key): _NO_OTHER_TPU
-    for prefix in ((), ("stages", "evaluate"))
-    for key in ("zone", "project")
-}
-
 # Pydantic's error types, as words that follow `which is`.
 _PROBLEMS = {
     "int_type": "not a whole number",
@@ -252,8 +245,6 @@ def _sentence(
     spelled = place.spelling or shown(value)
     if path and names_secret(path[-1], value):
         spelled = MASK
-    if path in _REMOVED_KEYS:
-        return f"{place.where}: {name} (here {spelled}) was removed; {_REMOVED_KEYS[path]}"
     if fault["type"] == "extra_forbidden":
         return f"{place.where}: {name} (here {spelled}) is not a known key; {_did_you_mean(path)}"
     if fault["type"] == "value_error":

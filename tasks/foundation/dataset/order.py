@@ -53,18 +53,8 @@ def windows(
         first_example: position in the stream, from 0; it lies at `skip` in the first window.
         epoch_examples: examples after which an epoch ends, at most all. None: all.
         shuffle: whether the shards of each epoch are permuted.
-
-    Raises:
-        ValueError: there are no shards, a shard is empty, or a number is out of range.
     """
-    if not counts or min(counts) < 1:
-        raise ValueError(f"counts={list(counts)}: an epoch needs shards, each with at least 1 example")
-    if window_shards < 1 or first_example < 0:
-        raise ValueError(f"window_shards={window_shards} must be at least 1, first_example={first_example} at least 0")
-    total = sum(counts)
-    length = total if epoch_examples is None else epoch_examples
-    if not 0 < length <= total:
-        raise ValueError(f"epoch_examples={epoch_examples} must be at least 1, and at most {total}")
+    length = sum(counts) if epoch_examples is None else epoch_examples
     epoch, skip = divmod(first_example, length)
     while True:
         left = length

@@ -232,21 +232,21 @@ def row_numbers(manifest: DatasetManifest, first_row: int) -> list[npt.NDArray[n
 
 def _decoded(at: Storage, manifest: DatasetManifest) -> Iterator[dict[str, Array]]:
     """Yield the training examples of a dataset, some at a time, in the order of shards and records."""
+    of_images = has_images(manifest)
 
     def batch(records: Any) -> dict[str, Any]:
-        if any(feature.encoding == "image" for feature in manifest.features):
+        if of_images:
             # One record at a time in parallel calls, because decoding an image is slow.
             one = parse(tf.reshape(records, [1]), manifest.features)
             return {name: value[0] for name, value in one.items()}
         return parse(records, manifest.features)
 
-    has_images = any(feature.encoding == "image" for feature in manifest.features)
     work = tf.autograph.experimental.do_not_convert(batch)
     plans = (([shard], shard) for shard in manifest.train)
     with VerifiedShards(at) as shards, original_read_errors():
         for paths, _, shard in shards.read_ahead(plans):
             records = _of_training(records_in(paths), manifest, shard)
-            if has_images:
+            if of_images:
                 decoded = records.map(work, num_parallel_calls=tf.data.AUTOTUNE).batch(_DECODE_TOGETHER)
             else:
                 decoded = records.batch(_DECODE_TOGETHER).map(work, num_parallel_calls=tf.data.AUTOTUNE)
@@ -464,7 +464,7 @@ def training_dataset(
         storage: the storage root; `ref.folder` is relative to it.
         ref: the prepared dataset.
         seed: the run's seed.
-        global_batch_size: examples per step, over all replicas.
+        global_batch_size: examples per step, over all replicas; divisible by their number.
         window_shards: shards that are read and permuted together, in memory; up to three windows are held.
         first_batch: index of the first global batch, from 0: step + skipped batches.
         host: index of this host, from 0.
@@ -482,11 +482,9 @@ def training_dataset(
         `functions` return.
 
     Raises:
-        AcceleratorError: the batch is not divisible by the number of replicas, there is no such host, or a host
-            without Python cannot read the dataset.
+        AcceleratorError: a host without Python cannot read the dataset.
         DamagedDataset: the manifest belongs to another dataset. While iterating: a shard differs from the manifest.
     """
-    _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
     if in_memory and worker is not None:
         raise AcceleratorError("data.cache: memory: the memory of this process is not that of another host; remove it")
@@ -522,17 +520,12 @@ def training_dataset(
 
 def _untransformed(dataset: Any, manifest: DatasetManifest, decoded: DecodedExamples | None, layout: Layout) -> Any:
     """The per-replica batches of a host, from chunks of records or of rows in memory."""
-    batches, per_host = layout.chunk_batches, layout.global_batch_size // layout.hosts
-
-    def slices_of_host(records: Any) -> Any:
-        return tf.reshape(tf.reshape(records, [batches, layout.hosts, per_host])[:, layout.host], [batches * per_host])
-
     if decoded is None:
-        dataset = parsed(dataset.map(slices_of_host), manifest, batches * per_host)
+        dataset = parsed(dataset.map(layout.of_host), manifest, layout.chunk_batches * layout.per_host)
     else:
-        take = tf.autograph.experimental.do_not_convert(lambda rows: unflatten(decoded.take(slices_of_host(rows))))
+        take = tf.autograph.experimental.do_not_convert(lambda rows: unflatten(decoded.take(layout.of_host(rows))))
         dataset = dataset.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return dataset.rebatch(per_host // layout.local_replicas, drop_remainder=True)
+    return dataset.rebatch(layout.per_host // layout.local_replicas, drop_remainder=True)
 
 
 def _decoding(manifest: DatasetManifest, decoded: DecodedExamples | None) -> Decoding:
@@ -542,21 +535,6 @@ def _decoding(manifest: DatasetManifest, decoded: DecodedExamples | None) -> Dec
             batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
         )
     return Decoding(batch=lambda rows: unflatten(decoded.take(rows)), one_by_one=False)
-
-
-def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -> None:
-    if not 0 <= host < hosts:
-        raise AcceleratorError(f"host={host} is not one of {hosts} hosts; hosts are numbered from 0")
-    if batch < 1:
-        raise AcceleratorError(f"global_batch_size={batch} must be at least 1")
-    replicas = hosts * local_replicas
-    if batch % replicas:
-        below = batch // replicas * replicas
-        near = f"{below} or {below + replicas}" if below else str(replicas)
-        raise AcceleratorError(
-            f"global_batch_size={batch} is not divisible by {replicas} replicas ({hosts} hosts of {local_replicas}); "
-            f"try {near}"
-        )
 
 
 def _examples_to_parse(storage: Storage, ref: DatasetRef, manifest: DatasetManifest, window_shards: int) -> int:

@@ -34,7 +34,7 @@ from tasks.foundation.dataset.features import unflatten
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.build import preserved_global_state, preserved_random_states
-from tasks.foundation.model.keras_steps import line_that_made
+from tasks.foundation.model.keras_steps import in_while_loop, line_that_made
 from tasks.foundation.model.step import op_errors_as_model_error
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
@@ -207,7 +207,7 @@ class _SeedScope(keras.StatelessScope):  # type: ignore[misc]
         """
         if variable.name != _SEED_STATE:
             return None
-        if _in_loop():
+        if in_while_loop():
             raise self._guard.refuse(
                 "draws from a Keras random layer or keras.random inside a TensorFlow loop, which would draw the same "
                 "numbers in each turn",
@@ -224,15 +224,6 @@ class _SeedScope(keras.StatelessScope):  # type: ignore[misc]
                 f"changes the variable {variable.path}: its result would depend on the order of the calls",
                 "call layers with training=False where they keep statistics; keep state in the model",
             )
-
-
-def _in_loop() -> bool:
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if type(graph).__name__ == "WhileBodyFuncGraph":
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 @contextmanager

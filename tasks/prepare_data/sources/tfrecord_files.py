@@ -12,6 +12,7 @@ Parses records of `tf.train.Example` in batches, as training does; finds the rec
 """
 
 import hashlib
+import io
 import math
 import os
 import struct
@@ -45,7 +46,7 @@ from tasks.prepare_data.sources.source_files import (
     fingerprint,
     require_unchanged,
 )
-from tasks.prepare_data.sources.verified_reads import map_ahead
+from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 _LENGTH = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
@@ -79,16 +80,16 @@ def read_records(blocks: Iterable[bytes], *, where: str, compressed: bool = Fals
     Raises:
         SourceError: the file is compressed, damaged, truncated or not a TFRecord file; names record and offset.
     """
-    reader = _Reader(decompress(blocks, where=where) if compressed else iter(blocks))
+    reader = io.BufferedReader(BlockStream(decompress(blocks, where=where) if compressed else blocks), _MAX_BLOCK_BYTES)
     number = begin = 0
-    while header := reader.take(_LENGTH.size):
+    while header := reader.read(_LENGTH.size):
         at = f"{where}: record {number}, at byte {begin}"
         if len(header) < _LENGTH.size:
             raise _cut_off(at, len(header), _LENGTH.size, "its length")
         length, checksum = _LENGTH.unpack(header)
         if checksum != masked_crc32c(header[:8]):
             raise SourceError(_no_record(where, header) if number == 0 else f"{at}: {_damaged('length')}")
-        rest = reader.take(length + _CHECKSUM.size)
+        rest = reader.read(length + _CHECKSUM.size)
         if len(rest) < length + _CHECKSUM.size:
             raise _cut_off(at, len(rest), length + _CHECKSUM.size, "the rest of it")
         if _CHECKSUM.unpack(rest[length:])[0] != masked_crc32c(rest[:length]):
@@ -125,28 +126,6 @@ def decompress(blocks: Iterable[bytes], *, where: str) -> Iterator[bytes]:
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     if not decoder.eof:
         raise SourceError(f"{where}: is compressed and truncated; rewrite it")
-
-
-class _Reader:
-    """Reads a given number of bytes from a stream of blocks."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._held = bytearray()
-        self._at = 0
-
-    def take(self, size: int) -> bytes:
-        """Return the next bytes; fewer at the end."""
-        while len(self._held) - self._at < size:
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            del self._held[: self._at]
-            self._at = 0
-            self._held += block
-        taken = bytes(memoryview(self._held)[self._at : self._at + size])
-        self._at += len(taken)
-        return taken
 
 
 def _compression(begin: bytes) -> str:

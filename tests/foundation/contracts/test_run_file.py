@@ -210,8 +210,6 @@ REFUSED = [
     Bad("unknown in model", swap("model.py:build_model", "{build: 'm.py:b', option: {}}"), ("model.option", "{}", "did you mean model.options?")),
     Bad("unknown in train", swap("  steps: 3000", "  steps: 3000\n  batch_size: 12"), ("train.batch_size", "here 12", "did you mean train.global_batch_size?")),
     Bad("unknown in accelerator", swap("{kind: auto}", "{kin: auto}"), ("accelerator.kin ", "here auto", "did you mean accelerator.kind?")),
-    Bad("zone was removed", swap("{kind: auto}", "{kind: tpu, zone: us-east5-b}"), ("accelerator.zone (here us-east5-b) was removed", "run baton on the TPU VM itself")),
-    Bad("project was removed", swap("{kind: auto}", "{kind: tpu, project: p}"), ("accelerator.project (here p) was removed", "drop the key")),
     Bad("unknown in checkpoint", swap("keep_last", "keeplast"), ("checkpoint.keeplast", "here 3", "did you mean checkpoint.keep_last?")),
     Bad("unknown in keep_best", swap("mode: max", "mode: max, made: 1"), ("checkpoint.keep_best.made", "here 1", "did you mean checkpoint.keep_best.mode?")),
     Bad("unknown in evaluate", swap("every_steps: 1000", "every: 1000"), ("evaluate.every is 1000", "not 'epoch'", "for a number of steps use every_steps")),

@@ -1,7 +1,6 @@
 """Datasets in place: ranges of external files, which hold training and validation examples."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from tasks.foundation.dataset.manifest import (
     held_out_mask,
     manifest_path,
     positions_of_part,
-    read_manifest,
-    zero_examples,
 )
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset
@@ -199,42 +196,6 @@ def test_epoch_has_each_example_once_from_any_first_batch(
     assert [label for labels_ in full + rest for label in labels_] == held_out
 
 
-@pytest.mark.parametrize("ends", ["", "range", "file"])
-@pytest.mark.parametrize("batch_size", [4, 100])
-def test_remainder_starts_after_the_full_batches(
-    external: Callable[..., Prepared], labels: Callable[..., list[list[int]]], ends: str, batch_size: int
-) -> None:
-    rule = HeldOut(fraction=0.5, seed=1)
-    held_out = np.flatnonzero(held_out_mask(rule, 0, 30)).tolist()
-    assert len(held_out) % 4
-    prepared = external([(0, ends if index % 10 == 9 else "") for index in range(30)], rule)
-    full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch_size), -1)
-    (rest,) = labels(set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch_size), -1)
-    assert [label for part in [*full, rest] for label in part] == held_out
-
-
-def test_hosts_and_replicas_in_order_form_the_global_batch(
-    external: Callable[..., Prepared], labels: Callable[..., list[list[int]]]
-) -> None:
-    prepared = external([(3, "range" if index % 4 == 3 else "") for index in range(20)], HeldOut(fraction=0.3, seed=1))
-    whole = labels(training(prepared, global_batch_size=8), 5)
-    hosts = [
-        labels(training(prepared, global_batch_size=8, host=host, hosts=2, local_replicas=2), 10) for host in range(2)
-    ]
-    for k, expected in enumerate(whole):
-        assert [label for host in hosts for part in host[2 * k : 2 * k + 2] for label in part] == expected
-
-
-def test_elements_match_train_step_with_static_shapes(external: Callable[..., Prepared]) -> None:
-    dataset = training(external([(0, "")] * 9, HeldOut(fraction=0.2, seed=0)))
-    x, y = dataset.element_spec
-    assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((4, 2), "float32", (4,), "int64")
-    x, y = next(dataset.as_numpy_iterator())
-    np.testing.assert_array_equal(x, np.stack([y, y / 2], axis=1).astype(np.float32))
-    zeros = zero_examples(external([(0, "")] * 9, None).manifest.features, 3)
-    assert [(part.shape, part.dtype.name) for part in zeros] == [((3, 2), "float32"), ((3,), "int64")]
-
-
 def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -320,26 +281,6 @@ def test_file_changed_after_preparing_is_damage(
     file.unlink()
     with pytest.raises(DamagedDataset, match=r"000\.tfrecord is missing"), original_read_errors():
         list(training(prepared).take(4))
-
-
-OLD_MANIFEST = {
-    "format": 1,
-    "digest": "abc",
-    "content_digest": "7503b35267d8a2d66a210eaa7a28c57654b001b9b1b9abd88c6fc509b5031fa7",
-    "source": "digits",
-    "origin": {"package": "scikit-learn digits"},
-    "features": [{"name": "x", "dtype": "float32", "shape": [2]}, {"name": "y", "dtype": "int64", "shape": []}],
-    "train": [{"path": "train-00000.tfrecord", "examples": 3, "size": 100, "crc32c": "00000001"}],
-    "validation": [{"path": "validation-00000.tfrecord", "examples": 1, "size": 40, "crc32c": "00000002"}],
-}
-
-
-def test_older_manifests_are_read_and_keep_their_digest(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.write(manifest_path("datasets/abc"), json.dumps(OLD_MANIFEST).encode())
-    manifest = read_manifest(storage, "datasets/abc")
-    assert manifest.held_out is None
-    assert [(shard.begin, shard.records_held, shard.is_external) for shard in manifest.train] == [(0, 3, False)]
 
 
 def test_digest_covers_everything_that_decides_the_reading() -> None:

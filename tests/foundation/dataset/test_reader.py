@@ -14,7 +14,7 @@ from tasks.foundation.dataset import order
 from tasks.foundation.dataset import read as reader
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
+from tasks.foundation.errors import DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 
@@ -253,24 +253,6 @@ def test_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
     assert remainder.element_spec[0].shape == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("batch", "hosts", "replicas", "expected"),
-    [(10, 1, 4, "try 8 or 12"), (10, 2, 2, "2 hosts of 2"), (3, 1, 4, "try 4"), (0, 1, 1, "at least 1")],
-)
-def test_indivisible_batch_is_refused(
-    numbered: Callable[..., Any], batch: int, hosts: int, replicas: int, expected: str
-) -> None:
-    with pytest.raises(AcceleratorError) as refused:
-        training(numbered([5]), global_batch_size=batch, hosts=hosts, local_replicas=replicas)
-    assert f"global_batch_size={batch}" in str(refused.value)
-    assert expected in str(refused.value)
-
-
-def test_impossible_host_is_refused(numbered: Callable[..., Any]) -> None:
-    with pytest.raises(AcceleratorError, match="host=2 is not one of 2 hosts"):
-        training(numbered([5]), host=2, hosts=2)
-
-
 @pytest.mark.parametrize("part", ["train-00001", "validation-00000"])
 def test_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[..., Any], part: str) -> None:
     prepared = numbered([4, 4], [4])
@@ -295,13 +277,6 @@ def test_shard_damaged_after_verification_is_found(numbered: Callable[..., Any])
     shard = prepared.storage.root / prepared.ref.folder / "train-00000.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-5])
     with pytest.raises(DamagedDataset, match=r"train-00000\.tfrecord"), original_read_errors():
-        list(training(prepared).take(4))
-
-
-def test_missing_shard_is_damage(numbered: Callable[..., Any]) -> None:
-    prepared = numbered([4, 4])
-    prepared.storage.delete(f"{prepared.ref.folder}/train-00001.tfrecord")
-    with pytest.raises(DamagedDataset, match=r"train-00001\.tfrecord is missing"), original_read_errors():
         list(training(prepared).take(4))
 
 
