@@ -304,7 +304,7 @@ class Relay(Command):
             silent = dataclasses.replace(self.place, telemetry=WithoutPhases(self.place.telemetry))
 
             def commit(staged: CheckpointRef) -> Entry:
-                call = CheckpointToGcsCall.of(request, result.landed(staged))
+                call = CheckpointToGcsCall.of(request, result.with_staged(staged))
                 return self.runner.run(CHECKPOINT_TO_GCS, call, silent)
 
             saves.commit(commit)
@@ -322,7 +322,7 @@ class Relay(Command):
         newest = None if self.place.saves is None else self.place.saves.newest
         if is_in_flight(head) and newest is not None:
             head = newest.head  # of the save before, which is committed meanwhile
-        return fold(head, Commit.of(result.landed(in_flight), target=self.spec.train.known_target))
+        return fold(head, Commit.of(result.with_staged(in_flight), target=self.spec.train.known_target))
 
     def _has_trained(self, request: SegmentRequest, result: SegmentResult, newest: Head) -> bool:
         """Whether a segment counts. One that was dropped because the save before it failed does not."""

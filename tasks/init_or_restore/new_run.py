@@ -19,7 +19,6 @@ from tasks.foundation.contracts.identity import (
     SIGNATURE,
     TRANSFORM_CONTENTS,
     VALIDATION,
-    CallbackRecord,
     identity_in_run_file,
 )
 from tasks.foundation.contracts.placement import per_replica_batch_size
@@ -84,9 +83,8 @@ def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> d
 
 
 def callback_record(started: StartedCallbacks) -> dict[str, Any]:
-    """Return what the log records of callbacks for information; empty if Baton does nothing in their place."""
-    record = started.treatment.record
-    return {} if record == CallbackRecord() else {CALLBACK_RECORD: record.model_dump(mode="json")}
+    """Return what the log records of callbacks for information."""
+    return {CALLBACK_RECORD: started.treatment.record.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

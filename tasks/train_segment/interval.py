@@ -281,7 +281,7 @@ class CommitInterval:
 
     def _commit_async(self, result: SegmentResult, staged: CheckpointRef) -> Entry:
         """Commit the save in flight, in its thread, which has just compared what the store holds with what was sent."""
-        body = Commit.of(result.landed(staged), target=self._spec.train.known_target)
+        body = Commit.of(result.with_staged(staged), target=self._spec.train.known_target)
         telemetry = WithoutPhases(self._telemetry)
         return commit_staged(self.run_log, body, spec=self._spec, telemetry=telemetry, verified=True)
 

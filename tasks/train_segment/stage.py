@@ -15,7 +15,7 @@ from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.telemetry.events import Note
 from tasks.train_segment.interval import CommitInterval
 from tasks.train_segment.loop import train
-from tasks.train_segment.trainer import WARM_TRAINER, Trainer
+from tasks.train_segment.trainer import Trainer, put_back_trainer, take_trainer
 
 
 def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
@@ -51,11 +51,6 @@ def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
     )
 
 
-def forget_trainer() -> None:
-    """Drop the warm trainer, so that the next segment restores from storage."""
-    WARM_TRAINER.forget()
-
-
 def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     request = call.request
     interval = CommitInterval(request, place)
@@ -63,7 +58,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     interval.work.begin_cause("build")
     accelerator = acquire(request.spec.accelerator, call.recorded, deterministic=request.spec.train.deterministic)
     recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=place.code_folder)
-    trainer = WARM_TRAINER.take(recipe, storage=place.root, accelerator=accelerator)
+    trainer = take_trainer(recipe, storage=place.root, accelerator=accelerator)
     try:
         for prepare in (_restore, partial(_compile, accept=call.accept)):
             stop = agreed_stop(stops, accelerator)
@@ -81,7 +76,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
         if request.spec.train.on_blowup == "stop":
             raise fault from (None if fault is found else found)
         result = interval.rewind(fault, accelerator)
-    WARM_TRAINER.keep(trainer)
+    put_back_trainer(trainer)
     if result.staged is None:
         return result
     # Another process may commit it, and says what this one has read.

@@ -39,7 +39,6 @@ from tasks.foundation.model.step import (
     run_train_step,
     trace_train_step,
     uses_xla,
-    xla_step,
 )
 from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import describe_placement
@@ -264,7 +263,7 @@ class Trainer:
         self._hints = partial(tracing_hints, self.state.model, batch)
         self._masked = spec.train.accumulate > 1 and outputs_keras_mask(self.state.model, batch)
         held.put_back()
-        step = xla_step(step) if uses_xla(self.state.model, accelerator) else step
+        step = tf.function(step, jit_compile=True) if uses_xla(self.state.model, accelerator) else step
         self._loop = make_loop(step, self.state.draws)
         self.staging_seconds: float | None = None
         self.cadence = CommitCadence(spec.checkpoint, state_bytes=snapshot_bytes(self.state))
@@ -468,38 +467,23 @@ class Trainer:
         return callbacks.ended or "the chief's callbacks set model.stop_training"
 
 
-class WarmTrainer:
-    """Keeps one trainer with the state of the process: compiling a training loop can take minutes."""
+def take_trainer(recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> Trainer:
+    """Take out the process's state and its trainer if they fit, or build them: compiling a loop can take minutes.
 
-    @property
-    def trainer(self) -> Trainer | None:
-        """The kept trainer, if there is one."""
-        kept = PROCESS_STATE.kept
-        return None if kept is None else kept.companion(Trainer)
-
-    def take(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> Trainer:
-        """Take out the process's state and its trainer if they fit, or build them.
-
-        Only a segment that succeeds puts them back.
-        """
+    Only a segment that succeeds puts them back, with `put_back_trainer`.
+    """
+    warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
+    trainer = warm.companion(Trainer)
+    if trainer is not None and trainer.recipe == recipe:
+        return trainer
+    if trainer is not None or (warm.attributes_changed and not warm.as_built()):
+        # Another trainer has used it, or Python code that a new process does not run in this order.
+        del warm, trainer
         warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
-        trainer = warm.companion(Trainer)
-        if trainer is not None and trainer.recipe == recipe:
-            return trainer
-        if trainer is not None or (warm.attributes_changed and not warm.as_built()):
-            # Another trainer has used it, or Python code that a new process does not run in this order.
-            del warm, trainer
-            warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
-        return Trainer(recipe, warm, storage=storage)
-
-    def keep(self, trainer: Trainer) -> None:
-        """Keep a trainer whose state is known to be valid."""
-        trainer.warm.keep_companion(trainer)
-        PROCESS_STATE.keep(trainer.warm)
-
-    def forget(self) -> None:
-        """Drop the process's state and its trainer, so that the next segment builds them and restores from storage."""
-        PROCESS_STATE.forget()
+    return Trainer(recipe, warm, storage=storage)
 
 
-WARM_TRAINER = WarmTrainer()
+def put_back_trainer(trainer: Trainer) -> None:
+    """Keep a trainer whose state is known to be valid."""
+    trainer.warm.keep_companion(trainer)
+    PROCESS_STATE.keep(trainer.warm)

@@ -14,8 +14,8 @@ from tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind, Sto
 from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.machine.stops import PROCESS_STOP
 from tasks.foundation.stage import Place, Stage
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Event, Training
-from tasks.train_segment.stage import forget_trainer
 from tests.support.homes import entries_of
 from tests.support.lab import Lab, lab_of
 from tests.support.sigterm_raises import sigterm_raises
@@ -77,7 +77,7 @@ class GoneError(BaseException):
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.relay.leaves_time", lambda _: False)
-    forget_trainer()
+    PROCESS_STATE.forget()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def assert_nothing_trained_is_lost(lab: Lab, held: HeldSave, name: str) -> None:
     assert committed(lab, spec)[-1] == held.latest >= held.trained_to > 6
     assert 6 in committed(lab, spec)
     command(lab, spec)
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, straight)
     assert_same_run(lab, spec, straight)
 
@@ -158,7 +158,7 @@ def test_end_by_callbacks_names_the_committed_checkpoint(tmp_path: Path) -> None
             train__log_every_steps=3,
             data__validation_fraction=0.0,
         )
-        forget_trainer()
+        PROCESS_STATE.forget()
         result = command(lab, spec, held=None if runner else HeldSave(9), runner=runner)
         finish = [entry.body for entry in entries_of(home_of(lab, spec)) if entry.body.kind == "finish"]
         outcomes.append((result.exit_reason, result.step, result.state_digest, len(finish)))
@@ -176,7 +176,7 @@ def test_callbacks_get_an_evaluation_before_it_is_logged(tmp_path: Path) -> None
         spec = run_of(
             "in-line" if runner else "beside", train__callbacks="callbacks.py:keeping", evaluate__every_steps=6
         )
-        forget_trainer()
+        PROCESS_STATE.forget()
         held = HeldSave(6)
         result = command(lab, spec, held=None if runner else held, runner=runner)
         assert runner or held.trained_to > 6
@@ -196,7 +196,7 @@ def test_blow_up_rewinds_as_with_saves_in_line(tmp_path: Path) -> None:
             train__rewind_skip_batches=6,
             train__steps=18,
         )
-        forget_trainer()
+        PROCESS_STATE.forget()
         command(lab, spec, runner=runner)
         bodies = [entry.body for entry in entries_of(home_of(lab, spec))]
         rewinds = [(body.blown_up_at, body.to.step, body.skip_batches) for body in bodies if isinstance(body, Rewind)]
@@ -232,7 +232,7 @@ def test_evaluation_elsewhere_gets_a_committed_checkpoint(lab: Lab) -> None:
     runner = EvaluatesElsewhere()
     result = command(lab, spec, held=HeldSave(6), runner=runner)
     assert runner.steps == [6, 12]
-    forget_trainer()
+    PROCESS_STATE.forget()
     assert result.state_digest == command(lab, straight).state_digest
 
 
@@ -241,7 +241,7 @@ def test_evaluation_in_memory_is_logged_after_its_commit(lab: Lab) -> None:
     held = HeldSave(6)
     command(lab, spec, held=held)
     assert held.trained_to > 6
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, in_line, runner=InLine())
     assert_same_run(lab, spec, in_line)
     evaluations = [

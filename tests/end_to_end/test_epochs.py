@@ -16,9 +16,9 @@ from tasks.foundation.contracts.log_entry import Commit, Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged, RunFileError
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Training
-from tasks.train_segment.stage import forget_trainer
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import lab_of
 
@@ -76,9 +76,9 @@ def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRe
     """Train to each of the steps in turn, each time like a new process, and then to the end."""
     telemetry = EventRecorder() if recorder is None else recorder
     for step in until:
-        forget_trainer()
+        PROCESS_STATE.forget()
         train_to(Run.open(run), Goal.of(run.spec, until_step=step), telemetry=telemetry, accept=accept)
-    forget_trainer()
+    PROCESS_STATE.forget()
     return train_to(Run.open(run), Goal.of(run.spec), telemetry=telemetry, accept=accept)
 
 

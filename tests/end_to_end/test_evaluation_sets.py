@@ -20,7 +20,7 @@ from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.stage import Place, Stage
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import flip_a_byte
 from tests.support.homes import entries_of, head_of
@@ -127,7 +127,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, RelayResult
 def test_any_cut_gives_the_same_metrics_on_both_sets(straight: tuple[Lab, RelayResult]) -> None:
     (lab, result), cut = straight, spec_with_sets("cut")
     while command(lab, cut, max_segments=1).stopped:
-        forget_trainer()
+        PROCESS_STATE.forget()
     assert_same_run(lab, cut, STRAIGHT)
     assert logged_tests(lab, cut) == logged_tests(lab, STRAIGHT)
     assert [(step, examples) for step, _, examples in logged_tests(lab, cut)] == [(12, 13)]
@@ -241,7 +241,7 @@ def test_any_cut_of_a_run_split_by_groups_is_the_same(tmp_path: Path) -> None:
     straight, cut = spec_with_sets("straight", **changes), spec_with_sets("cut", **changes)
     command(lab, straight)
     while command(lab, cut, max_segments=1).stopped:
-        forget_trainer()
+        PROCESS_STATE.forget()
     assert_same_run(lab, cut, straight)
     assert logged_tests(lab, cut) == logged_tests(lab, straight)
     assert {examples for _, examples in evaluated_in(lab, cut)} <= {20, 40}  # of three labels, each has 20 examples

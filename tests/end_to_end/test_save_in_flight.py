@@ -13,8 +13,8 @@ from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Rewind
 from tasks.foundation.errors import BatonError, NonFinite, StaleWriter, StorageError, StoreUnreachable
 from tasks.foundation.stage import Place, Stage
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Event, Training
-from tasks.train_segment.stage import forget_trainer
 from tests.support.homes import entries_of
 from tests.support.lab import Lab
 from tests.support.watched_relay import (
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr("flows.relay.leaves_time", lambda _: False)  # no report
-    forget_trainer()
+    PROCESS_STATE.forget()
     return Lab(tmp_path)
 
 
@@ -44,7 +44,7 @@ def test_saves_in_flight_change_no_bit(lab: Lab) -> None:
     result = command(lab, beside, held=held)
     assert (held.acted, held.trained_to > 3) == (True, True)
     assert (result.exit_reason, result.step, result.segments) == ("complete", 12, 4)
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, in_line, runner=InLine())
     assert_same_run(lab, beside, in_line)
     kinds = [[entry.body.kind for entry in entries_of(home_of(lab, spec))] for spec in (beside, in_line)]
@@ -69,7 +69,7 @@ def test_failed_save_ends_the_run_where_it_was(lab: Lab, fault: BatonError, step
     assert held.trained_to == 12 if step == 12 else held.trained_to > step
     assert committed(lab, spec) == [at for at in (0, 3, 6, 9, 12) if at < step]
     assert command(lab, spec).exit_reason == "complete"
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, straight)
     assert_same_run(lab, spec, straight)
 
@@ -121,7 +121,7 @@ def test_rival_meanwhile_makes_the_save_stale(lab: Lab) -> None:
     assert committed(lab, spec) == [0, 3]
     assert not list((home_of(lab, spec) / "checkpoints").glob("00000006-*"))
     command(lab, spec)
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, straight)
     assert_same_run(lab, spec, straight)
 
@@ -180,7 +180,7 @@ def test_rewind_after_a_save_is_that_of_a_save_in_line(
     for runner in (None, InLine()):
         spec = run_of("in-line" if runner else "beside", train__on_blowup="rewind", train__rewind_skip_batches=2)
         NotFinite(step, monkeypatch)
-        forget_trainer()
+        PROCESS_STATE.forget()
         result = command(lab, spec, runner=runner, max_segments=max_segments)
         results.append((result.exit_reason, result.step, result.segments, result.state_digest, result.metrics))
         bodies = [entry.body for entry in entries_of(home_of(lab, spec))]
@@ -200,7 +200,7 @@ class Forgetful(InProcess):
 
     def run(self, stage: Stage[Any, Any], call: Any, place: Place) -> Any:
         if stage.name == self._stage:
-            forget_trainer()
+            PROCESS_STATE.forget()
         return super().run(stage, call, place)
 
 
@@ -208,7 +208,7 @@ class Forgetful(InProcess):
 def test_state_that_is_not_in_memory_is_restored_once_it_landed(lab: Lab, stage: str) -> None:
     spec, straight = run_of("forgetful", evaluate__every_steps=6), run_of("straight", evaluate__every_steps=6)
     command(lab, spec, runner=Forgetful(stage))
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, straight)
     assert_same_run(lab, spec, straight)
 
@@ -236,6 +236,6 @@ def test_short_memory_makes_every_save_in_line(lab: Lab, monkeypatch: pytest.Mon
     ]
     monkeypatch.undo()
     monkeypatch.setattr("flows.relay.leaves_time", lambda _: False)
-    forget_trainer()
+    PROCESS_STATE.forget()
     command(lab, straight)
     assert_same_run(lab, spec, straight)

@@ -12,7 +12,7 @@ import pytest
 
 from flows.api import Run, run
 from tasks.foundation.errors import BatonError
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support import forked
 from tests.support.lab import Lab, lab_of, spec_of
 
@@ -104,7 +104,7 @@ def test_statistics_of_a_resumed_run_are_the_checkpoints(
         lab.relay(spec, 2, cold=True)
         if grows:
             np.save("stats.npy", 3 * x + 8)
-            forget_trainer()
+            PROCESS_STATE.forget()
         head = lab.relay(spec, 5, cold=True)
         assert head.tip is not None
         digests.append(head.tip.state_digest)

@@ -139,15 +139,14 @@ class Hosts:
 def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, Any]:
     """Train straight, then cut in two without a warm trainer; commit the first."""
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+    from tasks.foundation.state.warm_state import PROCESS_STATE
     from tasks.init_or_restore.model_requirements import batch_dependent_parts
-    from tasks.train_segment.stage import forget_trainer
-    from tasks.train_segment.trainer import WARM_TRAINER
 
     lab, spec = lab_for(folder, model), spec_for(folder, model, beginning, strategy)
     start = lab.begin(spec).tip
     assert start is not None
     hosts = Hosts(folder, spec)
-    forget_trainer()
+    PROCESS_STATE.forget()
     straight = lab.train(spec, start, STEPS)
     keep_trainer()
     trainings = [[straight]]
@@ -156,12 +155,12 @@ def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, A
         first = lab.train(spec, start, CUT)
         at = hosts.agreed(first.staged)
         keep_trainer()
-        forget_trainer()
+        PROCESS_STATE.forget()
         trainings.append([first, lab.train(spec, at, STEPS)])
         keep_trainer()
-    trainer = WARM_TRAINER.trainer
-    assert trainer is not None
-    results: dict[str, Any] = {"depends_on": [each.part for each in batch_dependent_parts(trainer.state.model)]}
+    warm = PROCESS_STATE.kept
+    assert warm is not None
+    results: dict[str, Any] = {"depends_on": [each.part for each in batch_dependent_parts(warm.state.model)]}
     if straight.staged is not None:  # on the chief
         ends = [segments[-1].staged for segments in trainings]
         results |= {

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError, StepFailed
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -182,11 +182,11 @@ def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
     start = lab.begin(spec).tip
     assert start is not None
-    forget_trainer()
+    PROCESS_STATE.forget()
     half = lab.train(spec, start, 5)
     lab.evaluate(spec, half.staged)
     disturbed = lab.train(spec, half.staged, 11)
-    forget_trainer()
+    PROCESS_STATE.forget()
     half_again = lab.train(spec, start, 5)
     preserved_global_state = lab.train(spec, half_again.staged, 11)
     assert differing(lab.tensors(spec, disturbed.staged), lab.tensors(spec, preserved_global_state.staged)) == []

@@ -8,7 +8,6 @@ import pytest
 
 from tasks.foundation.errors import StepFailed
 from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 FORMS = {"several": "dicts", "attention": "sequence", "weighted": "weighted"}
@@ -118,7 +117,7 @@ def evaluated(folder: str, build: str, replicas: int, code: str | None = None) -
     shutil.move(files.with_suffix(".copy"), files)
     assert PROCESS_STATE.kept is warm
     after = bytes_of(warm.state)
-    forget_trainer()
+    PROCESS_STATE.forget()
     of_restored = [lab.evaluate(spec, tip), lab.evaluate(spec, tip)]
     return {
         "changed": [path for path in before if before[path] != after[path]],
@@ -174,7 +173,7 @@ def test_model_that_callbacks_changed_is_not_evaluated(tmp_path: Path) -> None:
     assert trained is not None
     metrics = lab.evaluate(spec, tip)
     assert PROCESS_STATE.kept is trained
-    forget_trainer()
+    PROCESS_STATE.forget()
     assert lab.evaluate(spec, tip) == metrics
 
 
@@ -186,7 +185,7 @@ def test_failed_evaluation_drops_the_state(tmp_path: Path, monkeypatch: pytest.M
     tip = lab.train_and_commit(spec, 5).tip
     assert tip is not None
     expected = lab.train(spec, tip, 11).staged
-    forget_trainer()
+    PROCESS_STATE.forget()
     lab.train(spec, lab.begin(spec).tip, 5)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         fail = StepFailed("fails while the averages are in use")

@@ -77,8 +77,8 @@ def on_two_replicas(folder: str, names: list[str], log_every: int) -> dict[str, 
 def _of_each(
     check: Callable[[Lab, str, int], dict[str, Any]], folder: str, names: list[str], log_every: int
 ) -> dict[str, dict[str, Any]]:
+    from tasks.foundation.state.warm_state import PROCESS_STATE
     from tasks.init_or_restore import model_requirements
-    from tasks.train_segment.stage import forget_trainer
 
     # This check traces each step once more, for an error message that no example needs.
     model_requirements.require_train_step = lambda *_model, **_settings: None
@@ -90,7 +90,7 @@ def _of_each(
         except Exception:  # noqa: BLE001 - one example must not hide the others; a test fails with this text
             results[name] = {"error": traceback.format_exc()}
         keep_trainer()
-        forget_trainer()
+        PROCESS_STATE.forget()
         results[name]["seconds"] = time.process_time() - begun
     return results
 
@@ -113,7 +113,7 @@ def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
     """
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
     from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
-    from tasks.train_segment.stage import forget_trainer
+    from tasks.foundation.state.warm_state import PROCESS_STATE
 
     spec = _spec(lab, name, log_every=log_every)
     start = lab.begin(spec).tip
@@ -121,11 +121,11 @@ def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
     straight = lab.train(spec, start, STEPS)
     first = lab.train(spec, start, CUT)
     keep_trainer()
-    forget_trainer()
+    PROCESS_STATE.forget()
     assert first.staged is not None
     second = lab.train(spec, first.staged, STEPS)
     keep_trainer()
-    forget_trainer()
+    PROCESS_STATE.forget()
     ends = [straight.staged, second.staged]
     assert None not in ends
     tensors = [lab.tensors(spec, end) for end in ends if end is not None]
@@ -153,17 +153,17 @@ def _two_replicas(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
     """
     from tasks.foundation.machine.devices import acquire
     from tasks.foundation.state.warm_state import Recipe
-    from tasks.train_segment.trainer import WARM_TRAINER
+    from tasks.train_segment.trainer import put_back_trainer, take_trainer
 
     spec = _spec(lab, name, log_every=log_every, replicas=2)
     tip = lab.begin(spec).tip
     assert tip is not None
     recipe = Recipe(spec=spec, dataset=lab.prepare(spec), code_folder=lab.code)
-    trainer = WARM_TRAINER.take(recipe, storage=lab.storage, accelerator=acquire(spec.accelerator, None))
+    trainer = take_trainer(recipe, storage=lab.storage, accelerator=acquire(spec.accelerator, None))
     trainer.restore(lab.home(spec), tip)
     stored = _stored(lab, spec, tip)
     changed = [leaf.path for leaf in trainer.state.leaves if not _kept(leaf, stored[leaf.path])]
-    WARM_TRAINER.keep(trainer)
+    put_back_trainer(trainer)
     result = lab.train(spec, tip, CUT + log_every)
     return {
         "changed": changed,

@@ -153,12 +153,12 @@ class Lab:
             cold: start each segment without a warm trainer, as a new process does.
         """
         from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-        from tasks.train_segment.stage import forget_trainer
+        from tasks.foundation.state.warm_state import PROCESS_STATE
 
         head = self.log(spec).head() or self.begin(spec)
         while head.tip is not None and (left := [border for border in borders if border > head.tip.step]):
             if cold:
-                forget_trainer()
+                PROCESS_STATE.forget()
             request = self.request(spec, head.tip, left[0], base=head.base)
             result = self.train(spec, head.tip, left[0], **settings)
             if result.staged is not None:
@@ -211,9 +211,11 @@ def keep_trainer() -> None:
 
     TensorFlow 2.19 sometimes waits up to a minute for autotuning when it destroys an iterator.
     """
-    from tasks.train_segment.trainer import WARM_TRAINER
+    from tasks.foundation.state.warm_state import PROCESS_STATE
+    from tasks.train_segment.trainer import Trainer
 
-    if (trainer := WARM_TRAINER.trainer) is not None:
+    kept = PROCESS_STATE.kept
+    if kept is not None and (trainer := kept.companion(Trainer)) is not None:
         _KEPT.append((trainer, trainer._iterator))
 
 

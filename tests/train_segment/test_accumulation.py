@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.errors import AcceleratorError, ModelError
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of, rows_of, spec_of
 
 MODELS = """
@@ -102,9 +102,9 @@ def trained(folder: str, accumulate: int, replicas: int, form: str, dropout: flo
     start = lab.begin(spec).tip
     assert start is not None
     straight = lab.train(spec, start, STEPS)
-    forget_trainer()
+    PROCESS_STATE.forget()
     first = lab.train(spec, start, 5)
-    forget_trainer()
+    PROCESS_STATE.forget()
     second = lab.train(spec, first.staged, STEPS)
     one, other = lab.tensors(spec, straight.staged), lab.tensors(spec, second.staged)
     values = {

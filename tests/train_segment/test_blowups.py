@@ -10,8 +10,8 @@ from tasks.foundation.contracts.log_entry import Commit, MetricRow, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NonFinite
 from tasks.foundation.log.history import history_of
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, lab_of, spec_of
 
 MODEL = """
@@ -49,7 +49,7 @@ def test_old_losses_are_forgotten() -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    forget_trainer()
+    PROCESS_STATE.forget()
     return lab_of(tmp_path, MODEL)
 
 
@@ -101,7 +101,7 @@ def test_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
     straight = divergent("straight")
     often = divergent("often", checkpoint={"every_seconds": 1e-9, "keep_last": 1})
     one = lab.relay(straight, *BORDERS)
-    forget_trainer()
+    PROCESS_STATE.forget()
     other = lab.relay(often, *BORDERS)
     assert rewinds(lab, straight) == rewinds(lab, often) != []
     assert one.tip is not None

@@ -11,7 +11,7 @@ from flows import result as results
 from flows.opened_run import Goal, Run
 from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.event_recorder import EventRecorder
 from tests.train_segment.test_callbacks import log_of, make_code, memory_of, outcome_of, run_file, train
 
@@ -93,7 +93,7 @@ def test_replaced_callbacks_are_exact_across_cuts(tmp_path: Path) -> None:
     length = ("train.steps=15", "checkpoint.keep_last=1", "train.segment_steps=3")
     straight = run_file(tmp_path, "straight", *length, callbacks="make")
     recorder = EventRecorder()
-    forget_trainer()
+    PROCESS_STATE.forget()
     train_to(Run.open(straight), Goal.of(straight.spec), telemetry=recorder)
     cut = run_file(tmp_path, "cut", *length, callbacks="make")
     train(cut, 4, 7)

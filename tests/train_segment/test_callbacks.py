@@ -26,13 +26,12 @@ from tasks.foundation.model import build as built_model
 from tasks.foundation.model.user_callbacks import callback_state, large_state_words, restore_callback_state
 from tasks.foundation.stage import Place
 from tasks.foundation.state.host_state import HostState
-from tasks.foundation.state.warm_state import Recipe
+from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Waiting
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
-from tasks.train_segment.stage import forget_trainer
-from tasks.train_segment.trainer import WARM_TRAINER
+from tasks.train_segment.trainer import take_trainer
 from tests.support import forked
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, in_fresh_process, lab_of
@@ -142,7 +141,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget() -> None:
     """Drop warm models, as a new process would start."""
-    forget_trainer()
+    PROCESS_STATE.forget()
 
 
 def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRecorder | None = None) -> RelayResult:
@@ -322,7 +321,7 @@ def test_warm_trainer_does_not_call_callbacks_twice(tmp_path: Path) -> None:
     assert start is not None
     accelerator = acquire(run.spec.accelerator, None)
     recipe = Recipe(spec=run.spec, dataset=lab.prepare(run.spec), code_folder=lab.code)
-    trainer = WARM_TRAINER.take(recipe, storage=lab.storage, accelerator=accelerator)
+    trainer = take_trainer(recipe, storage=lab.storage, accelerator=accelerator)
     home = lab.home(run.spec)
     digests = set()
     for again in (False, True):

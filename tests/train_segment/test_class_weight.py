@@ -10,7 +10,7 @@ import pytest
 from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.read import training_dataset
 from tasks.foundation.errors import RunFileError
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = """
@@ -65,7 +65,7 @@ def test_one_step_equals_a_step_of_fit(tmp_path: Path) -> None:
     assert plain.history[0].metrics["loss"] != pytest.approx(one.history[0].metrics["loss"], rel=1e-3)
     # Straight and cut runs agree. Evaluation uses no weights, and restores the same variables.
     straight = lab.train(spec, head.tip, 2).staged
-    forget_trainer()
+    PROCESS_STATE.forget()
     assert lab.train(spec, lab.train(spec, head.tip, 1).staged, 2).staged.state_digest == straight.state_digest
     metrics = lab.evaluate(spec, straight)
     assert metrics["accuracy"] == metrics["weighted_accuracy"]

@@ -31,13 +31,13 @@ from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.stage import Place
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import measured, seconds_between
 from tasks.train_segment import interval as module
 from tasks.train_segment import trainer
 from tasks.train_segment.interval import CommitInterval
-from tasks.train_segment.stage import forget_trainer
 from tasks.train_segment.trainer import InnerLoop
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, spec_of
@@ -150,9 +150,9 @@ def test_invalid_times_count_as_zero() -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    forget_trainer()
+    PROCESS_STATE.forget()
     yield Lab(tmp_path)
-    forget_trainer()
+    PROCESS_STATE.forget()
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_clock_set_back_during_a_step_loses_nothing(lab: Lab, tmp_path: Path, mo
         return tf.reshape(tf.py_function(lambda: next(readings), [], tf.float64), [])
 
     monkeypatch.setattr(trainer, "_python_time", timestamp)
-    forget_trainer()
+    PROCESS_STATE.forget()
     head = lab.relay(spec, 6, 11)
     assert next(readings) > 1e9, "the loop does not read this clock"
     assert head.tip is not None

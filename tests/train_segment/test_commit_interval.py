@@ -18,9 +18,9 @@ from tasks.foundation.errors import StaleWriter
 from tasks.foundation.log.attempts import PRIOR_SECONDS
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Sink, Training
 from tasks.train_segment import interval
-from tasks.train_segment.stage import forget_trainer
 from tests.support.clock import FakeClock
 from tests.support.lab import Lab, differing, spec_of
 from tests.support.ledger_records import record_of
@@ -33,7 +33,7 @@ class GoneError(Exception):
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    forget_trainer()
+    PROCESS_STATE.forget()
     return Lab(tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_an_interval_that_adapts_changes_no_bits(lab: Lab) -> None:
         staged = train_with_sink(lab, spec, sink, 11, clock=clock).staged
         lab.relay(spec, 11)
         assert staged.state_digest == lab.log(spec).head().tip.state_digest  # type: ignore[union-attr]
-        forget_trainer()
+        PROCESS_STATE.forget()
     assert commits(lab, never) == [(0, "initialized"), (11, "segment_end")]
     assert commits(lab, auto) == [(0, "initialized"), (4, "interval"), (8, "interval"), (11, "segment_end")]
     one, other = (lab.log(spec).head() for spec in (never, auto))
@@ -207,7 +207,7 @@ def test_overtaken_segment_ends_at_its_next_commit(lab: Lab) -> None:
     lab.begin(spec)
 
     def overtake() -> None:
-        forget_trainer()
+        PROCESS_STATE.forget()
         rival = Lab(lab.root)
         rival.relay(spec, 5)
 

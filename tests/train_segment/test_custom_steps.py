@@ -13,10 +13,10 @@ from tasks.foundation.errors import ModelError
 from tasks.foundation.log.history import history_of
 from tasks.foundation.model.metrics import take_metrics, trace_returned_metrics
 from tasks.foundation.model.step import build_train_step, run_train_step
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_errors import describe
 from tasks.init_or_restore.model_requirements import batch_dependent_parts, require_best
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = '''
@@ -120,7 +120,7 @@ def auto():
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    forget_trainer()
+    PROCESS_STATE.forget()
     return lab_of(tmp_path, MODEL)
 
 

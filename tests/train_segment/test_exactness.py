@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import ModelError
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, in_fresh_process, rows_of, spec_of
 
 FORMS = {"weighted": "weighted", "several": "dicts", "attention": "sequence", "adversaries": "alone"}
@@ -53,7 +53,7 @@ def compare_runs(lab: Lab, build: str, *, replicas: int = 1) -> dict[str, Any]:
         results, at = [], start
         for border in borders:
             if name == "cold":
-                forget_trainer()
+                PROCESS_STATE.forget()
             results.append(lab.train(spec, at, border))
             at = results[-1].staged
         runs[name] = results

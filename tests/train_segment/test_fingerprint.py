@@ -11,7 +11,7 @@ import pytest
 from flows.proof.compare import causes_of, same_step
 from tasks.foundation.contracts.log_entry import Commit, TracedStep
 from tasks.foundation.errors import IdentityChanged
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, lab_of, spec_of
 
 MODEL = """
@@ -92,9 +92,9 @@ def compiled(layer):
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    forget_trainer()
+    PROCESS_STATE.forget()
     yield lab_of(tmp_path, MODEL)
-    forget_trainer()
+    PROCESS_STATE.forget()
 
 
 def traced(lab: Lab, build: str) -> list[TracedStep]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of, rows_of, spec_of
 
 # The text of a user's model.py, after the imports of `lab_of`.
@@ -274,7 +274,7 @@ def compare_cuts(lab: Lab, build: str, *, replicas: int = 1, **changes: Any) -> 
         results, at = [], start
         for border in borders:
             if border == 5:  # the segments before and after it are traced in another order
-                forget_trainer()
+                PROCESS_STATE.forget()
             results.append(lab.train(spec, at, border))
             at = results[-1].staged
         runs[name] = results
@@ -312,7 +312,7 @@ def assert_exact(compared: dict[str, Any]) -> None:
     ],
 )
 def test_cut_run_of_a_random_step_has_the_same_bits(tmp_path: Path, build: str) -> None:
-    forget_trainer()
+    PROCESS_STATE.forget()
     assert_exact(compare_cuts(lab_of(tmp_path, MODELS), build))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -51,7 +51,7 @@ def masks(folder: str, replicas: int) -> dict[str, Any]:
     shared = {key: value[2].hex() for key, value in lab.tensors(spec, start).items() if "/replica_" not in key}
     cut, at = [], start
     for step in range(1, STEPS + 1):
-        forget_trainer()
+        PROCESS_STATE.forget()
         at = lab.train(spec, at, step).staged
         cut.append(masks_in(lab, spec, at))
     straight = lab.train(spec, start, STEPS).staged

@@ -10,8 +10,8 @@ import pytest
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, ModelError, NonFinite, StepFailed
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Training
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -115,7 +115,7 @@ def numbered():
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    forget_trainer()
+    PROCESS_STATE.forget()
     return lab_of(tmp_path, MODEL)
 
 
@@ -161,7 +161,7 @@ def test_metrics_cover_the_batches_between_absolute_steps(lab: Lab) -> None:
         at, rows = start, {}
         for border in borders:
             if cold:
-                forget_trainer()
+                PROCESS_STATE.forget()
             result = lab.train(spec, at, border)
             at = result.staged
             rows |= {row.step: row.metrics["id"] for row in result.history}

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.errors import DamagedCheckpoint
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, restored, spec_of
 
 
@@ -19,7 +19,7 @@ def test_warm_trainer_continues_from_memory(tmp_path: Path) -> None:
     first = lab.train(spec, start, 5).staged
     shutil.rmtree(lab.folder(spec, first))
     warm = lab.train(spec, first, 11)
-    forget_trainer()
+    PROCESS_STATE.forget()
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
         lab.train(spec, first, 11)
     again = lab.train(spec, lab.train(spec, start, 5).staged, 11)
@@ -36,7 +36,7 @@ def test_warm_trainer_restores_another_checkpoint(tmp_path: Path) -> None:
     other = stage_checkpoint(state, lab.home(spec), base=held.base, attempt="other")
     assert other.step == held.step
     warm = lab.train(spec, other, 11)
-    forget_trainer()
+    PROCESS_STATE.forget()
     cold = lab.train(spec, other, 11)
     assert warm.staged.state_digest == cold.staged.state_digest
     assert warm.staged.state_digest != lab.train(spec, held, 11).staged.state_digest

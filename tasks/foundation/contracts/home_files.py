@@ -212,7 +212,7 @@ class SavedCode(Contract):
     run_file: RunSpec = Field(description="every key with its value, after --set")
     files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
     revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
-    model: ModelSummary | None = Field(default=None, description="None: an earlier version saved the code")
+    model: ModelSummary | None = Field(default=None, description="None: not known")
 
     @classmethod
     def of(

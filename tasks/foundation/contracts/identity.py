@@ -276,16 +276,11 @@ class CallbackRecord(Contract):
     keep_best: KeepBest | None = Field(default=None, description="of ModelCheckpoint, or of restore_best_weights")
     csv_files: tuple[CsvFile, ...] = Field(default=(), description="of CSVLogger")
     on_train_end: bool = Field(default=False, description="whether a callback has its own on_train_end")
-    sees_rows: bool | None = Field(
-        default=None,
+    sees_rows: bool = Field(
+        default=True,
         description="whether callbacks depend on the steps of rows: they act at them, have batch hooks, or monitor a "
-        "training metric; None: not recorded",
+        "training metric",
     )
-
-    @property
-    def ignores_rows(self) -> bool:
-        """Whether another `train.log_every_steps` has the same callbacks."""
-        return self.sees_rows is False
 
 
 def recorded_callbacks(identity: Mapping[str, Any]) -> CallbackRecord:
@@ -534,7 +529,7 @@ def require_same_identity(
     """
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
-    if recorded_callbacks(recorded).ignores_rows:
+    if not recorded_callbacks(recorded).sees_rows:
         found = tuple(each for each in found if each.key != f"{CALLBACKS}.{LOG_EVERY}")
     # Other variables follow from another change. Whether they can be accepted, the two models decide.
     decided = tuple(each for each in found if each.of != SIGNATURE) or found

@@ -102,7 +102,7 @@ class SegmentResult(Contract):
         default=(), description="checkpoints that the process has read whole; the commit says it"
     )
 
-    def landed(self, staged: CheckpointRef) -> "SegmentResult":
+    def with_staged(self, staged: CheckpointRef) -> "SegmentResult":
         """The result once the checkpoint in flight is staged."""
         return self.model_copy(update={"staged": staged, "in_flight": None})
 
@@ -328,8 +328,7 @@ class Evaluation(Contract):
 class EvaluationOnTest(Contract):
     """Metrics of a committed checkpoint on the test set. They decide nothing.
 
-    It is another kind of entry, so that nothing that reads evaluations, older versions of Baton included, takes it for
-    one on the validation set.
+    It is another kind of entry, so that nothing that reads evaluations takes it for one on the validation set.
     """
 
     kind: Literal["test"] = "test"

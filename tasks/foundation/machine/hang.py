@@ -185,7 +185,7 @@ class HangRule:
 _STDERR: Final = 2
 _RECORD_SECONDS: Final = 10.0
 _LAST_RECORD_SECONDS: Final = 5.0
-_LANDING_SECONDS, _MAX_LANDING_SECONDS = 60.0, 600.0
+_SAVE_SECONDS, _MAX_SAVE_SECONDS = 60.0, 600.0
 _ACTION_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.05
 _STACKS_CHARACTERS: Final = 40_000
@@ -197,7 +197,7 @@ _WAITS_FOR_SAVE: Final = frozenset({"commit", "the save in flight"})
 class HangWatch:
     """A `Sink` that follows what the training does, and ends the process if that hangs; a context manager.
 
-    The attempt's record and the flow run's log get the stacks of all threads. A save in flight may still land.
+    The attempt's record and the flow run's log get the stacks of all threads. It waits for a save in flight.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class HangWatch:
         self._rule.emit(event)
 
     def follow_saves(self, saving: Callable[[], bool], seconds_of_save: Callable[[], float]) -> None:
-        """Let a save in flight land before the process ends.
+        """Wait for a save in flight before the process ends.
 
         Args:
             saving: whether one is in flight.
@@ -270,7 +270,7 @@ class HangWatch:
                 return
 
     def _end(self, hang: Hang) -> None:
-        """Record the hang, let the save in flight land, and exit; each with a deadline, as the store may hang."""
+        """Record the hang, wait for the save in flight, and exit; each with a deadline, as the store may hang."""
         try:
             event = Hung(message=hang.message, stacks=stacks_of_all_threads()[:_STACKS_CHARACTERS])
             _run_within(
@@ -282,7 +282,7 @@ class HangWatch:
                 ],
             )
             if hang.what not in _WAITS_FOR_SAVE and self._saving():
-                until = time.monotonic() + min(max(self._seconds_of_save(), _LANDING_SECONDS), _MAX_LANDING_SECONDS)
+                until = time.monotonic() + min(max(self._seconds_of_save(), _SAVE_SECONDS), _MAX_SAVE_SECONDS)
                 while self._saving() and time.monotonic() < until:
                     time.sleep(_POLL_SECONDS)
                 _run_within(_LAST_RECORD_SECONDS, [self._ledger.heartbeat])

@@ -70,18 +70,13 @@ def files_beside(module: str, folder: Path) -> dict[str, Path]:
     return {key: file for key, file, _ in _files(_file_code(folder / module))}
 
 
-def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
-    """Return the digest of each user class and function that an object consists of, and of those that they use.
+def user_code(thing: Any, reference: str) -> "UserCode":
+    """Return the user's classes and functions that an object consists of, and those that they use.
 
     Args:
         thing: a model or a function.
         reference: the function's name in the run file; code in the same package is the user's.
     """
-    return user_code(thing, reference).digests()
-
-
-def user_code(thing: Any, reference: str) -> "UserCode":
-    """Return the user's classes and functions that an object consists of; for arguments see `digests_of_user_code`."""
     code = UserCode("" if ".py:" in reference else reference.partition(":")[0].partition(".")[0])
     pending, seen = [thing], set()
     while pending:

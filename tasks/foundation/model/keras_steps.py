@@ -92,6 +92,16 @@ def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException
     return [*([SEED_REMEDY] if "seed_generator" in str(fault) else []), *hints]
 
 
+def in_while_loop(within: Any = None) -> bool:
+    """Whether what is being traced is in the body of a loop; with a graph, whether that loop is within it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not within:
+        if type(graph).__name__ == "WhileBodyFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def line_that_made(operation: Any) -> str:
     """Return text such as `, data.py, line 12: x = tf.random.uniform([])`; "" if no line is the user's.
 
@@ -201,11 +211,6 @@ class ScaledLosses:
 
 
 SCALED_LOSSES = ScaledLosses()  # one for the process, like the functions that it replaces
-
-
-def undivided(tensor: Any) -> Any:
-    """Return a tensor of a step that is being traced as `ScaledLosses.undivided` does."""
-    return SCALED_LOSSES.undivided(tensor)
 
 
 def summed_gradients_words(model: keras.Model, divided: int, *, reference: str, replicas: int) -> str:

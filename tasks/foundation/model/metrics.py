@@ -23,7 +23,7 @@ from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
 from tasks.foundation.messages import listed
-from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints, undivided
+from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides, tracing_hints
 from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.variables import handle_ids
 from tasks.foundation.user_errors import user_error
@@ -148,7 +148,7 @@ class ReturnedMetrics:
         examples = tf.shape(tree.flatten(batch)[0])[0]
         for name, value in self._named(logs):
             if name in self.metrics:
-                number = tf.cast(undivided(tf.convert_to_tensor(value)), tf.float32)
+                number = tf.cast(SCALED_LOSSES.undivided(tf.convert_to_tensor(value)), tf.float32)
                 number = tf.reduce_mean(number) if name == _LOSS else number
                 self.metrics[name].update_state(number, sample_weight=examples)
 

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import keras
@@ -41,9 +40,9 @@ from tasks.foundation.contracts.run_spec import ModelSpec, RunSpec
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.messages import masked_values, message
 from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
-from tasks.foundation.model.code_digest import UserCode, digests_of_user_code, module_digest, user_code
+from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
 from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
-from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers
+from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers, own_values
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
@@ -80,11 +79,6 @@ def contents_of(model: keras.Model, reference: str, code: UserCode | None = None
     """
     code = user_code(model, reference) if code is None else code
     return _records((*_of_layers(model, code, batch), *_of_compile(model, code), *_of_code(code)))
-
-
-def contents_of_function(function: Any, reference: str) -> dict[str, Any]:
-    """Return a record of each content that a user's function refers to: of its layers, tables and arrays."""
-    return _records(_of_code(user_code(function, reference)))
 
 
 def _records(contents: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -193,13 +187,8 @@ def _items(value: Any, code: UserCode) -> Iterator[tuple[str, Any]]:
 def _saved(path: str, of: str, layer: keras.Layer) -> Iterator[tuple[str, str, Any]]:
     """Yield what a layer saves by methods of its own, besides variables and what follows from them."""
     if _overrides(layer, "save_own_variables"):
-        store: dict[str, Any] = {}
-        try:
-            layer.save_own_variables(store)
-        except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
-            store = {}
         variables = [np.asarray(variable) for variable in layer.weights]
-        for key, value in sorted(store.items()):
+        for key, value in sorted(own_values(layer).items()):
             if isinstance(value, keras.Variable | tf.Variable) or not _is_array(array := np.asarray(value)):
                 continue
             if not any(np.array_equal(array, each) for each in variables):
@@ -515,7 +504,7 @@ def transform_contents(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     for key, reference in spec.data.transform_of_key.items():
         if reference is not None:
             function = load_function(reference, code_folder, seed=spec.train.seed)
-            contents = contents_of_function(function, reference)
+            contents = _records(_of_code(user_code(function, reference)))
             found |= {f"{key.partition('.')[2]}.{name}": record for name, record in contents.items()}
     return found
 
@@ -553,57 +542,22 @@ def _of_function(reference: str | None, spec: RunSpec, code_folder: Path) -> dic
         return None
 
     function = load_function(reference, code_folder, seed=spec.train.seed)
+    code = user_code(function, reference)
     found: dict[str, Any] = {
         "function": reference.partition(":")[2],
         # A partial function or a tf.function is no plain function; then its whole file counts.
-        "code": digests_of_user_code(function, reference) or module_digest(reference, code_folder),
+        "code": code.digests() or module_digest(reference, code_folder),
     }
-    values = dict(sorted(_values(function, set())))
+    values = {
+        name.partition(".")[2]: hashlib.sha256(text).hexdigest()[:16]
+        for name, value in sorted(code.values.items())
+        if (text := _bytes_of(value)) is not None
+    }
     return found | {"values": values} if values else found
-
-
-def _values(function: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield the layers, arrays and tables of the user's modules that a function uses, as (name, digest)."""
-    if not isinstance(function, FunctionType) or id(function) in seen:
-        return
-    seen.add(id(function))
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    used = {name: cell.cell_contents for name, cell in cells if _is_set(cell)}
-    names = _names(function.__code__)
-    used |= {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for module in [value for value in used.values() if _is_users(value)]:
-        used |= {
-            f"{module.__name__.rpartition('.')[2]}.{name}": vars(module)[name] for name in names & set(vars(module))
-        }
-    for name, value in sorted(used.items()):
-        if isinstance(value, FunctionType):
-            if value.__module__.startswith(USER_PACKAGE_PREFIX):
-                yield from _values(value, seen)
-        elif (text := _bytes_of(value)) is not None:
-            yield name, hashlib.sha256(text).hexdigest()[:16]
-
-
-def _is_users(value: Any) -> bool:
-    return isinstance(value, ModuleType) and value.__name__.startswith(USER_PACKAGE_PREFIX)
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not assigned yet
-        return False
 
 
 def _bytes_of(value: Any) -> bytes | None:
     """Return the bytes that determine a value; None if it has none that are the same in every process."""
-    import keras
-    import numpy as np
-
     if isinstance(value, keras.Layer):
         return json.dumps(_config(keras.saving.serialize_keras_object(value)), sort_keys=True, default=str).encode()
     if hasattr(value, "__array__") and not isinstance(value, type):

@@ -26,7 +26,6 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import (
-    control_flow_v2_func_graphs,
     gen_candidate_sampling_ops,
     gen_image_ops,
     gen_random_ops,
@@ -37,7 +36,7 @@ from tensorflow.python.util import tf_stack
 from tasks.foundation.errors import ModelError
 from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.messages import message
-from tasks.foundation.model.keras_steps import not_converted
+from tasks.foundation.model.keras_steps import in_while_loop, not_converted
 from tasks.foundation.model.variables import Leaf, handle_ids
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
@@ -445,7 +444,13 @@ def _stateless(
     own = isinstance(seed2, _SeedOfOperation)
     why = None
     if tf.inside_function():
-        why = _IN_VECTORIZED_MAP if _is_vectorized() else _SEED_IN_LOOP if own and _in_loop(draws) else None
+        why = (
+            _IN_VECTORIZED_MAP
+            if _is_vectorized()
+            else _SEED_IN_LOOP
+            if own and in_while_loop(draws.step_graph)
+            else None
+        )
         if why is None:
             with tf.name_scope(name or function):
                 pair = draws.seed_of_operation(seed2) if own else draws.next_seed()
@@ -469,16 +474,6 @@ def _marked(_draws: StepDraws, get_seed: Callable[..., Any], op_seed: Any) -> An
 
 def _keras_generator(draws: StepDraws, original: Callable[..., Any]) -> Any:
     return _KerasGenerator(draws) if tf.inside_function() else original()
-
-
-def _in_loop(draws: StepDraws) -> bool:
-    """Whether the current graph is in a loop of the step."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not draws.step_graph:
-        if isinstance(graph, control_flow_v2_func_graphs.WhileBodyFuncGraph):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 def _is_vectorized() -> bool:

@@ -200,7 +200,7 @@ def why_not_xla(model: keras.Model, accelerator: Accelerator) -> str:
 
 
 def uses_xla(model: keras.Model, accelerator: Accelerator) -> bool:
-    """Whether the train step is compiled with `xla_step`."""
+    """Whether the train step is compiled with XLA."""
     return accelerator.kind != "tpu" and asks_for_xla(model) and not why_not_xla(model, accelerator)
 
 
@@ -220,16 +220,6 @@ def compile_words(model: keras.Model, accelerator: Accelerator) -> tuple[str, ..
             else "XLA compiles the train step (jit_compile=True), which takes a while before the first step"
         )
     return tuple(words)
-
-
-def xla_step(step: Step) -> Step:
-    """Return a train step of one replica that XLA compiles as a whole when it first runs.
-
-    Args:
-        step: see `build_train_step`.
-    """
-    compiled: Step = tf.function(step, jit_compile=True)
-    return compiled
 
 
 def flat_xla_function(

@@ -34,7 +34,7 @@ from tasks.foundation.contracts.run_spec import KeepBest, RunSpec, callbacks_act
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.build import RandomStates
-from tasks.foundation.model.code_digest import digests_of_user_code
+from tasks.foundation.model.code_digest import user_code
 from tasks.foundation.model.metrics import Results, unsettable_rate
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.user_code import load_function
@@ -292,7 +292,7 @@ def callbacks_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     return {
         CALLBACKS: {
             "function": reference.partition(":")[2],
-            "code": digests_of_user_code(function, reference),
+            "code": user_code(function, reference).digests(),
             "evaluate.every_steps": spec.evaluate.every_steps,
             LOG_EVERY: spec.train.log_every_steps,
             # Left out where evaluations follow from steps alone.
@@ -309,7 +309,7 @@ def same_callbacks(recorded: Any, now: dict[str, Any], record: CallbackRecord) -
         now: the value of this process.
         record: of the callbacks of this process.
     """
-    if recorded is None or not record.ignores_rows:
+    if recorded is None or record.sees_rows:
         return bool(recorded == now)
     both = ({**identity[CALLBACKS], LOG_EVERY: None} for identity in (recorded, now))
     return next(both) == next(both)

@@ -255,17 +255,14 @@ def named_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     yield from _below("", model, seen)
 
 
-def own_variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """Return the variables that a layer itself holds, under the keys that Keras saves them by: "0", "1" and so on.
-
-    Other values that a custom layer saves are left out.
-    """
+def own_values(layer: keras.Layer) -> dict[str, Any]:
+    """Return what a layer itself saves, under the keys that Keras saves it by: "0", "1" and so on."""
     store: dict[str, Any] = {}
     try:
         layer.save_own_variables(store)
     except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
-        store = {}
-    return {str(key): value for key, value in store.items() if isinstance(value, keras.Variable)}
+        return {}
+    return {str(key): value for key, value in store.items()}
 
 
 def stateful_layers_warning(model: keras.Model, *, shuffle: bool) -> str | None:

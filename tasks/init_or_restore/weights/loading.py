@@ -16,7 +16,7 @@ from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
 from tasks.foundation.errors import FileMissing, ModelError, StorageError, WeightsError
 from tasks.foundation.messages import abridged, counted, message
 from tasks.foundation.model.build import preserved_global_state
-from tasks.foundation.model.variables import Leaf, named_layers, own_variables
+from tasks.foundation.model.variables import Leaf, named_layers, own_values
 from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
@@ -255,7 +255,9 @@ def _target_variables(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[
     """
     by_variable: dict[int, tuple[str, ...]] = {}
     for name, layer in named_layers(model):
-        for key, variable in own_variables(layer).items():
+        for key, variable in own_values(layer).items():
+            if not isinstance(variable, keras.Variable):
+                continue  # another value that a custom layer saves
             own = (variable.path.rpartition("/")[2], key)
             by_variable.setdefault(id(variable.value), tuple(f"{name}/{each}" if name else each for each in own))
     return tuple(

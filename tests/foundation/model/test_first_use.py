@@ -12,9 +12,9 @@ import tensorflow as tf
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.step import build_train_step, run_train_step
 from tasks.foundation.seeding import keras_seeds_from
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import load_function
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import built, differing, in_fresh_process, lab_of, rows_of, spec_of
 from tests.support.zoo.data import load
 
@@ -305,7 +305,7 @@ def test_own_step_trains_as_in_fit(tmp_path: Path, build: str) -> None:
     ],
 )
 def test_step_that_cannot_run_is_refused(tmp_path: Path, build: str, words: list[str]) -> None:
-    forget_trainer()
+    PROCESS_STATE.forget()
     lab = lab_of(tmp_path, MODELS)
     with pytest.raises(ModelError) as refused:
         lab.begin(spec_of(build, form="alone", data__validation_fraction=0.0))
@@ -318,10 +318,10 @@ def cut_runs(folder: str, replicas: int) -> dict[str, Any]:
         spec = spec_of(build, form=FORMS[build], replicas=replicas, data__validation_fraction=0.0)
         start = lab.begin(spec).tip
         assert start is not None
-        forget_trainer()
+        PROCESS_STATE.forget()
         first = lab.train(spec, start, 3)
         assert first.staged is not None
-        forget_trainer()
+        PROCESS_STATE.forget()
         cut = [first, lab.train(spec, first.staged, 9)]
         straight = [lab.train(spec, start, 9)]
         ends = [lab.tensors(spec, results[-1].staged) for results in (cut, straight) if results[-1].staged]
@@ -406,7 +406,7 @@ def sums_of_replicas(folder: str, replicas: int) -> dict[str, Any]:
             held = lab.tensors(spec, ref).items()
             sums = [np.frombuffer(value[2], np.float32) for key, value in held if "/calls" in key]
             found[f"{build} {step}"] = float(np.sum(sums))
-        forget_trainer()
+        PROCESS_STATE.forget()
     return found
 
 

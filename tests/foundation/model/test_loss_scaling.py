@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tasks.foundation.log.history import history_of
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Note
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import in_fresh_process, lab_of, spec_of
 
 MODELS = '''
@@ -107,12 +107,12 @@ def logged(folder: str, replicas: int, builds: list[str], accumulate: int = 1) -
         assert start is not None
         tip = lab.train_and_commit(spec, 9).tip
         assert tip is not None
-        forget_trainer()
+        PROCESS_STATE.forget()
         rows = history_of(lab.log(spec).entries()).rows
         found[build] = [*(dict(row.metrics) for row in rows), lab.evaluate(spec, tip)]
         notes = [event.text for event in lab.recorder.events if isinstance(event, Note)]
         assert not any("not logged" in text for text in notes), notes
-        forget_trainer()
+        PROCESS_STATE.forget()
     return found
 
 

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from tasks.foundation.errors import ModelError
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = """
@@ -82,7 +82,7 @@ def test_bfloat16_run_resumes_bit_exact(tmp_path: Path) -> None:
     digests = []
     for run, borders in (("straight", [8]), ("cut", [3, 8])):
         spec = spec_of("functional", run=run, train__precision="bfloat16")
-        forget_trainer()
+        PROCESS_STATE.forget()
         head = lab.relay(spec, *borders, cold=True)
         assert head.tip is not None
         digests.append(head.tip.state_digest)

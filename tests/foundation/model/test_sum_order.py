@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.model.sums import fix_sum_order, unordered_sums
-from tasks.train_segment.stage import forget_trainer
+from tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, lab_of, restored, spec_of
 
 # Each sum has two terms that something else reads, and a last one that nothing else reads. If the readers are slow,
@@ -67,9 +67,9 @@ def summing():
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    forget_trainer()
+    PROCESS_STATE.forget()
     yield lab_of(tmp_path, MODEL)
-    forget_trainer()
+    PROCESS_STATE.forget()
 
 
 def test_sums_do_not_depend_on_which_thread_is_first(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import keras
 import pytest
 
 from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, lab_of, spec_of
 
 MODEL = """
@@ -121,7 +120,7 @@ def test_state_of_a_new_run_is_trained_as_it_is(tmp_path: Path, build: str, chan
     shared = lab.train(spec, start, 5).staged
     assert PROCESS_STATE.kept is built
     (tmp_path / "kept").rename(lab.folder(spec, start))
-    forget_trainer()
+    PROCESS_STATE.forget()
     restored = lab.train(spec, start, 5).staged
     assert differing(lab.tensors(spec, restored), lab.tensors(spec, shared)) == []
 
@@ -141,7 +140,7 @@ def test_means_of_a_restored_checkpoint_are_read(tmp_path: Path) -> None:
 
 def test_first_segment_has_one_model_in_memory(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("plain")
-    forget_trainer()
+    PROCESS_STATE.forget()
     gc.collect()
     gc.disable()  # a collection that happens to run would hide garbage
     try:
@@ -163,7 +162,7 @@ def test_forgotten_model_leaves_memory(tmp_path: Path) -> None:
     del warm
     gc.disable()
     try:
-        forget_trainer()
+        PROCESS_STATE.forget()
         assert model() is None
     finally:
         gc.enable()
@@ -191,6 +190,6 @@ def test_python_code_runs_as_in_a_new_process(tmp_path: Path, build: str) -> Non
     trainer_state = PROCESS_STATE.kept
     assert trainer_state is not None
     assert getattr(trainer_state.state.model, "traces", 1) == 1
-    forget_trainer()
+    PROCESS_STATE.forget()
     digests.add(lab.train(spec, start, 5).staged.state_digest)
     assert len(digests) == 1
