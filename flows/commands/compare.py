@@ -15,7 +15,7 @@ from flows.opened_run import open_run
 from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Best
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.telemetry.formatting import duration_words, number_words
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words
 
 _FEWEST, _MOST = 2, 8
 _VALUE_CHARACTERS = 60
@@ -148,7 +148,8 @@ def _write_page(
     page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
 ) -> None:
     from tasks.evaluate.report.charts import Line
-    from tasks.evaluate.report.page import RunColumn, comparison_page
+    from tasks.evaluate.report.page import comparison_page
+    from tasks.evaluate.report.sections import Cell, number
 
     lines = {
         name: [
@@ -162,8 +163,14 @@ def _write_page(
         for key, values in settings.items()
     }
     text = comparison_page(
-        runs=[
-            RunColumn(name=run.name, step=run.step, validation=run.validation, best=_best_words(run.head.best))
+        runs=[run.name for run in runs],
+        rows=[
+            [
+                Cell(run.name, strong=True),
+                number(f"{run.step:,}", run.step),
+                Cell(metric_words(run.validation)),
+                Cell(_best_words(run.head.best)),
+            ]
             for run in runs
         ],
         settings=table,

@@ -92,9 +92,8 @@ def check_commit(storage: Storage, state: "TrainState") -> Finding:
     )
     if beside:
         text = f"{text}, and training waits {duration_words(stall)}"
-        return Finding(check="commit", verdict="pass", text=text, value=cost)
+        return Finding(verdict="pass", text=text, value=cost)
     return Finding(
-        check="commit",
         verdict="warn",
         text=f"{text}, which this machine does not have, so training waits for each commit",
         remedy="train on a machine with more memory, or commit less often",
@@ -185,7 +184,6 @@ def check_preemption(
     remedy = _suggestion(run, best, step_seconds)
     if cost.commit_seconds > run.spec.stop.grace_seconds:
         return Finding(
-            check="preemption",
             verdict="warn",
             text=f"{text}; a commit takes longer than stop.grace_seconds = {run.spec.stop.grace_seconds:g}, so a "
             "preemption notice is too late for one",
@@ -194,20 +192,19 @@ def check_preemption(
     configured = configured_interval_seconds(run, step_seconds)
     if run.spec.checkpoint.every_seconds == "auto" and (configured is None or configured > best):
         text += "; checkpoint.every_seconds is auto, so commits within a segment follow what they cost"
-        return Finding(check="preemption", verdict="pass", text=text, remedy=remedy if configured is None else "")
+        return Finding(verdict="pass", text=text, remedy=remedy if configured is None else "")
     if configured is None:
-        return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
+        return Finding(verdict="pass", text=text, remedy=remedy)
     # A short run needs no advice about commits, unless a commit takes longer than the work it saves.
     run_seconds = math.inf if step_seconds is None else _target(run) * step_seconds
     if run_seconds <= best and (configured >= run_seconds or configured >= cost.commit_seconds):
         text += f"; the whole run takes {duration_words(run_seconds)}"
-        return Finding(check="preemption", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     text += f"; the run file commits every {duration_words(configured)}"
     wasted, least = (_wasted_share(each, cost.training_seconds, hours_between) for each in (configured, best))
     if wasted <= max(_TOLERATED_TIMES * least, _TOLERATED_SHARE):
-        return Finding(check="preemption", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     return Finding(
-        check="preemption",
         verdict="warn",
         text=f"{text}, which wastes {min(wasted, 1):.0%} of the time instead of {least:.1%}",
         remedy=remedy,

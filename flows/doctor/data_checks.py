@@ -94,9 +94,7 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     if sample.train_examples is not None:
         repeats = oversized_batch_warning(sample.train_examples, run.spec.train.global_batch_size)
         warnings += [] if repeats is None else [repeats]
-    return Finding(
-        check="data", verdict="warn" if warnings else "pass", text="; ".join([text, *warnings]), value=sample
-    )
+    return Finding(verdict="warn" if warnings else "pass", text="; ".join([text, *warnings]), value=sample)
 
 
 def _sample(run: RunFile, storage: Storage | None, folder: Path, name: str = "sample") -> DataSample:
@@ -285,13 +283,12 @@ def check_input(run: RunFile, target: Target, sample: DataSample, step_seconds: 
     if step_seconds is None:
         text += f"; fast enough for steps of {1000 * per_host / rate:.3g} ms or longer"
         remedy = "give the expected step time to check it, such as --step-seconds 0.05"
-        return Finding(check="input", verdict="pass", text=text, remedy=remedy)
+        return Finding(verdict="pass", text=text, remedy=remedy)
     needed = per_host / step_seconds
     text += f"; steps of {1000 * step_seconds:.3g} ms need {needed:,.0f}"
     if rate >= needed:
-        return Finding(check="input", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     return Finding(
-        check="input",
         verdict="warn",
         text=f"{text}: the accelerator would wait for input {1 - rate / needed:.0%} of the time",
         remedy="make examples smaller or cheaper to decode (store images as arrays at their final size), make the "

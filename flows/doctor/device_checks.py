@@ -126,9 +126,9 @@ def check_xla(run: RunFile, target: Target, built: BuiltModel) -> Finding:
     except ModelError as error:
         if target.is_tpu:
             raise
-        return Finding(check="xla", verdict="warn", text=str(error))
+        return Finding(verdict="warn", text=str(error))
     text = f"XLA compiles the step, in {duration_words(time.monotonic() - began)} for this CPU"
-    return Finding(check="xla", verdict="pass", text=text)
+    return Finding(verdict="pass", text=text)
 
 
 def check_memory(built: BuiltModel, target: Target) -> Finding:
@@ -155,13 +155,13 @@ def check_memory(built: BuiltModel, target: Target) -> Finding:
         f"activations; a commit keeps {size_words(snapshot)} in the host's memory while it is written"
     )
     if target.tpu is None:
-        return Finding(check="memory", verdict="pass", text=f"{text}; no TPU type given to compare with", value=least)
+        return Finding(verdict="pass", text=f"{text}; no TPU type given to compare with", value=least)
     share = least / target.tpu.hbm_bytes
     text += f": {_percent(share)} of a replica's {size_words(target.tpu.hbm_bytes)}"
     if share <= _COMFORTABLE:
-        return Finding(check="memory", verdict="pass", text=text, value=least)
+        return Finding(verdict="pass", text=text, value=least)
     remedy = "use a smaller model or optimizer, or a TPU with more memory: every replica holds all variables"
-    return Finding(check="memory", verdict="fail" if share > 1 else "warn", text=text, remedy=remedy, value=least)
+    return Finding(verdict="fail" if share > 1 else "warn", text=text, remedy=remedy, value=least)
 
 
 def _percent(share: float) -> str:

@@ -336,7 +336,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
     if warning := stateful_layers_warning(state.model, shuffle=spec.data.shuffle):
         doubtful = [*doubtful, warning]
     verdict: Verdict = "warn" if doubtful else "pass"
-    return Finding(check="model", verdict=verdict, text="; ".join([text, *doubtful]), value=built)
+    return Finding(verdict=verdict, text="; ".join([text, *doubtful]), value=built)
 
 
 def _divides(run: RunFile, target: Target) -> bool:
@@ -382,7 +382,6 @@ def check_dtype(built: BuiltModel, target: Target) -> Finding:
     doubles = [leaf.path for leaf in built.state.leaves if leaf.trainable and _dtype(leaf) == "float64"]
     if "float64" in policies or doubles:
         return Finding(
-            check="dtype",
             verdict="fail" if target.is_tpu else "warn",
             text=f"{names}: a TPU emulates float64, which is slow",
             remedy="use float32 or mixed_bfloat16, see keras.config.set_dtype_policy",
@@ -390,7 +389,6 @@ def check_dtype(built: BuiltModel, target: Target) -> Finding:
     found = [each for each in find_unsupported_ops(built.traced, built.layers) if each.kind == "float64"]
     if found and target.is_tpu:
         return Finding(
-            check="dtype",
             verdict="warn",
             text=f"{names}, but {_listed(found)} compute in float64, which a TPU emulates slowly",
             remedy="cast to float32",
@@ -398,14 +396,13 @@ def check_dtype(built: BuiltModel, target: Target) -> Finding:
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     if scaled or any("float16" in name and "bfloat16" not in name for name in policies):
         return Finding(
-            check="dtype",
             verdict="warn",
             text=f"{names}: float16 needs loss scaling, and a step that overflows is skipped",
             remedy="use mixed_bfloat16, which TPUs compute in and which needs no loss scaling",
         )
     is_full = target.is_tpu and set(policies) == {"float32"}
     remedy = "mixed_bfloat16 would halve the activations; TPUs compute in bfloat16 anyway" if is_full else ""
-    return Finding(check="dtype", verdict="pass", text=names or "no layers", remedy=remedy)
+    return Finding(verdict="pass", text=names or "no layers", remedy=remedy)
 
 
 def check_graph(built: BuiltModel, target: Target) -> Finding:
@@ -414,12 +411,11 @@ def check_graph(built: BuiltModel, target: Target) -> Finding:
     threads = built.state.accelerator.environment.intra_op_threads
     may_differ = nondeterminism_warnings(built.traced, intra_op_threads=threads)
     if not found and may_differ:
-        return Finding(check="graph", verdict="warn", text="; and ".join(may_differ))
+        return Finding(verdict="warn", text="; and ".join(may_differ))
     if not found:
-        return Finding(check="graph", verdict="pass", text="no strings, no Python code, all shapes are static")
+        return Finding(verdict="pass", text="no strings, no Python code, all shapes are static")
     kinds = list(dict.fromkeys(each.kind for each in found))
     return Finding(
-        check="graph",
         verdict="fail" if target.is_tpu else "warn",
         text="; and ".join((f"a TPU cannot run {_listed(found)}", *may_differ)),
         remedy="; ".join(_REMEDIES[kind] for kind in kinds),
@@ -442,7 +438,7 @@ def check_step(run: RunFile, target: Target, sample: DataSample, built: BuiltMod
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed is not None and needed > memory:
         text = f"the step needs {size_words(needed)}, and this machine has {size_words(memory)}"
-        return Finding(check="step", verdict="skipped", text=text, remedy="run the doctor on a larger machine")
+        return Finding(verdict="skipped", text=text, remedy="run the doctor on a larger machine")
     per_replica = examples_per_replica(run, target)
     batch = first_batch(run, sample, per_replica=per_replica)
     began = time.monotonic()
@@ -451,16 +447,15 @@ def check_step(run: RunFile, target: Target, sample: DataSample, built: BuiltMod
     seconds = time.monotonic() - began
     text = f"{counted(per_replica, 'example')} on this CPU in {duration_words(seconds)}"
     if loss is None:
-        return Finding(check="step", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     value = float(tf.reduce_sum(loss))
     if not math.isfinite(value):
         return Finding(
-            check="step",
             verdict="fail",
             text=f"{text}: the loss is {value}",
             remedy="lower the learning rate, clip gradients, or check the data",
         )
-    return Finding(check="step", verdict="pass", text=f"{text}: loss {number_words(value)}")
+    return Finding(verdict="pass", text=f"{text}: loss {number_words(value)}")
 
 
 def _listed(found: Sequence[UnsupportedOp]) -> str:

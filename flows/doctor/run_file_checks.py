@@ -32,17 +32,17 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: name of the check.
         verdict: pass, warn or fail; skipped if the check could not run.
         text: what the check found, with figures.
         remedy: how to fix or improve it; empty if there is nothing to do or the text says it.
+        check: name of the check, which `Checks` adds.
         value: result for later checks to use.
     """
 
-    check: str
     verdict: Verdict
     text: str
     remedy: str = ""
+    check: str = ""
     value: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -94,7 +94,7 @@ class Checks:
         if missing:
             return Finding(check=check, verdict="skipped", text=f"needs {' and '.join(missing)}, which did not pass")
         try:
-            return work(*(need.value for need in needs))
+            return replace(work(*(need.value for need in needs)), check=check)
         except BatonError as error:
             return Finding(check=check, verdict="fail", text=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an unexpected error in one check must not hide the others
@@ -129,7 +129,7 @@ def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
     train = run.spec.train
     length = counted(train.steps or 0, "step") if train.epochs is None else f"{counted(train.epochs, 'epoch')} in steps"
     text = f"{run.spec.run}: {length} of {counted(train.global_batch_size, 'example')}"
-    return Finding(check="run file", verdict="pass", text=text, value=run)
+    return Finding(verdict="pass", text=text, value=run)
 
 
 def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
@@ -139,7 +139,7 @@ def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
         target = Target(tpu=None, replicas=spec.replicas, hosts=1, is_tpu=spec.kind == "tpu")
         text = f"accelerator.kind: {spec.kind}, assuming {counted(spec.replicas, 'replica')}"
         remedy = "name the TPU type to check batch and memory for it, such as --for v5litepod-8"
-        return Finding(check="accelerator", verdict="pass", text=text, remedy=remedy, value=target)
+        return Finding(verdict="pass", text=text, remedy=remedy, value=target)
     target = Target(tpu=tpu, replicas=tpu.replicas, hosts=tpu.hosts, is_tpu=True)
     text = (
         f"{tpu.name}: {counted(tpu.chips, 'chip')}, {counted(tpu.replicas, 'replica')} of "
@@ -147,7 +147,6 @@ def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
     )
     if tpu.hosts > 1:
         return Finding(
-            check="accelerator",
             verdict="fail",
             text=f"{text}; this version of Baton trains on single-host TPUs only",
             remedy="use a type with one host, such as v5litepod-8, v6e-8, v5p-8 or v4-8",
@@ -155,13 +154,12 @@ def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
         )
     if spec.kind not in {"auto", "tpu"}:
         return Finding(
-            check="accelerator",
             verdict="warn",
             text=f"{text}; the run file has accelerator.kind: {spec.kind}",
             remedy="set accelerator.kind: tpu (or auto) before you run it there",
             value=target,
         )
-    return Finding(check="accelerator", verdict="pass", text=text, value=target)
+    return Finding(verdict="pass", text=text, value=target)
 
 
 def check_batch(run: RunFile, target: Target) -> Finding:
@@ -178,12 +176,11 @@ def check_batch(run: RunFile, target: Target) -> Finding:
     split = f", in {accumulate} micro-batches of {each}" if accumulate > 1 else ""
     text = f"{counted(batch, 'example')} over {counted(target.replicas, 'replica')}: {each * accumulate} each{split}"
     if not target.is_tpu:
-        return Finding(check="batch", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     good = -(-each // _SUBLANES) * _SUBLANES
     if each == good:
-        return Finding(check="batch", verdict="pass", text=text)
+        return Finding(verdict="pass", text=text)
     return Finding(
-        check="batch",
         verdict="warn",
         text=f"{text}; a TPU computes in tiles of {_SUBLANES} x {_LANES} and pads them to {good}",
         remedy=f"use a multiple of {_SUBLANES} per replica (of {_LANES} is best), such as "
@@ -211,7 +208,7 @@ def check_code(run: RunFile) -> Finding:
     for reference in references:
         require_function(reference, run.folder)
         require_imports(reference, run.folder)
-    return Finding(check="code", verdict="pass", text=", ".join(references) or "the run file names no Python files")
+    return Finding(verdict="pass", text=", ".join(references) or "the run file names no Python files")
 
 
 def check_preflight(run: RunFile, storage: Storage) -> Finding:
@@ -227,11 +224,11 @@ def check_preflight(run: RunFile, storage: Storage) -> Finding:
     preflight(opened)
     head = opened.log.head()
     if head is None:
-        return Finding(check="preflight", verdict="pass", text="baton run would start a new run")
+        return Finding(verdict="pass", text="baton run would start a new run")
     require_same_identity(head.identity, identity_in_run_file(run.spec), home=opened.home.uri)
     require_advancing(opened, head)
     step = 0 if head.tip is None else head.tip.step
-    return Finding(check="preflight", verdict="pass", text=f"baton run would continue from step {step}")
+    return Finding(verdict="pass", text=f"baton run would continue from step {step}")
 
 
 # Not a valid run name.
@@ -256,8 +253,8 @@ def check_storage(run: RunFile) -> Finding:
     # The value is a new object, because this one has cached a folder that no longer exists.
     value = storage_of(run)
     if notes:
-        return Finding(check="storage", verdict="warn", text=text, remedy="; ".join(notes), value=value)
-    return Finding(check="storage", verdict="pass", text=text, value=value)
+        return Finding(verdict="warn", text=text, remedy="; ".join(notes), value=value)
+    return Finding(verdict="pass", text=text, value=value)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from flows.bare_process import ProcessReport, read_process_report, start_bare_process
 from flows.proof.compare import SavedState, saved_state
@@ -84,16 +83,6 @@ class FinishedProcess:
     killed: bool = False
 
 
-class Processes(Protocol):
-    """Runs the processes of executions."""
-
-    def run_to_end(self, execution: Execution) -> FinishedProcess:
-        """Start or continue an execution and wait for the end of its process."""
-
-    def kill_after(self, execution: Execution, step: int) -> FinishedProcess:
-        """Start an execution and kill its process once a checkpoint of `step` or later is in its log."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laboratory:
     """Where steps are executed.
@@ -106,7 +95,7 @@ class Laboratory:
     """
 
     folder: Path
-    processes: Processes
+    processes: "FreshProcesses"
     telemetry: Sink
     saved: Callable[[LocalStorage, CheckpointRef], SavedState] = saved_state
 
@@ -145,14 +134,14 @@ class FreshProcesses:
         self._hosts = hosts
 
     def run_to_end(self, execution: Execution) -> FinishedProcess:
-        """See `Processes.run_to_end`."""
+        """Start or continue an execution and wait for the end of its process."""
         with self._started(execution) as (chief, interrupts):
             while chief.poll() is None and not interrupts:
                 time.sleep(_POLL_SECONDS)
         return self._finished(execution, chief)
 
     def kill_after(self, execution: Execution, step: int) -> FinishedProcess:
-        """See `Processes.kill_after`."""
+        """Start an execution and kill its process once a checkpoint of `step` or later is in its log."""
         commits = CommitWatcher(execution.home)
         killed = False
         with self._started(execution) as (chief, interrupts):

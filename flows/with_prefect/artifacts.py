@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote
 from uuid import UUID
 
@@ -101,17 +101,6 @@ class Artifact:
     kind: Literal["progress", "table", "markdown"]
     data: Any
     description: str
-
-
-class ArtifactStore(Protocol):
-    """Stores artifacts."""
-
-    def put(self, artifact: Artifact) -> None:
-        """Create or update an artifact.
-
-        Raises:
-            Exception: any error of the API or the connection.
-        """
 
 
 def key_of(home: str, part: str) -> str:
@@ -236,7 +225,11 @@ class PrefectArtifacts:
         self._client: SyncPrefectClient | None = None
 
     def put(self, artifact: Artifact) -> None:
-        """See `ArtifactStore`."""
+        """Create or update an artifact.
+
+        Raises:
+            Exception: any error of the API or the connection.
+        """
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -307,7 +300,7 @@ class ArtifactPublisher:
         *,
         only_progress: bool = False,
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
-        store: ArtifactStore | None = None,
+        store: PrefectArtifacts | None = None,
         context: Callable[[], contextvars.Context] | None = None,
         request_seconds: float = _REQUEST_SECONDS,
         clock: Callable[[], float] = time.monotonic,

@@ -331,7 +331,7 @@ def _error(state: State, place: Place, flow_run: UUID, what: str) -> BatonError:
         report = take_error(place.home, str(flow_run))
         if report is not None:
             return report.model_copy(update={"message": with_place(report.message, f"in {what}")}).to_error()
-    # An older version reports no more than the class, as the name of the state; so does a stage without a home.
+    # A stage that cannot open the home reports no more than the class, as the name of the state.
     kind = getattr(errors, state.name or "", None)
     if not (isinstance(kind, type) and issubclass(kind, BatonError)):
         return BatonError(f"{what} failed: {state.message or state.name}")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -178,26 +177,6 @@ def test_output_without_a_reader_is_dropped(
         os.close(reader)
         monkeypatch.setattr(sys, name, stream)
     assert main([places.get(word, word) for word in words]) == code
-
-
-def test_a_reader_that_closes_after_one_line(
-    run: FakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The pipe breaks in the middle: the reader gets a correct line, and standard error stays empty."""
-    reader, stream = pipe(-1)
-    monkeypatch.setattr(sys, "stdout", stream)
-    lines: list[str] = []
-
-    def head() -> None:
-        with os.fdopen(reader, encoding="utf-8") as file:
-            lines.append(file.readline())
-
-    thread = threading.Thread(target=head)
-    thread.start()
-    assert main(["log", run.address]) == 0
-    thread.join()
-    assert " origin " in lines[0]
-    assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_is_not_treated_as_a_closed_reader(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

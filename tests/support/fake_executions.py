@@ -47,7 +47,7 @@ def small_run_file(folder: Path) -> RunFile:
 
 @dataclass
 class FakeExecutions:
-    """`Processes` that write their logs at once; `result` gives the final state of an execution by its name."""
+    """Processes that write their logs at once; `result` gives the final state of an execution by its name."""
 
     too_quick: int = 0
     result: Callable[[str], str] = lambda _: "same"

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -29,7 +29,6 @@ from tasks.evaluate.report.sections import (
     cut,
     evaluations_section,
     goodput_words,
-    number,
     origin_lines,
     saved_code_sections,
     time_sections,
@@ -46,7 +45,7 @@ from tasks.foundation.log.history import History, history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import masked, time_words
 from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.formatting import duration_words, epoch_words, metric_words, number_words
+from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
 
 
 class Tile(NamedTuple):
@@ -327,39 +326,22 @@ def reported_entry(home: Storage) -> int | None:
     return None if found is None else int(found[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunColumn:
-    """What the page says of one run."""
-
-    name: str
-    step: int
-    validation: Mapping[str, float]
-    best: str
-
-
 def comparison_page(
     *,
-    runs: Sequence[RunColumn],
+    runs: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
     settings: Mapping[str, Sequence[str]],
     curves: Mapping[str, Sequence[Line]],
 ) -> str:
     """The page as HTML.
 
     Args:
-        runs: at least two.
+        runs: their names, at least two.
+        rows: what is said of each run: its name, step, metrics on the validation set, and best.
         settings: where the runs differ: by key, the value of each run.
         curves: by metric, the curves of each run, in the order of the runs.
     """
     charts = [metric_chart(name, lines) for name, lines in curves.items()]
-    rows = [
-        [
-            Cell(run.name, strong=True),
-            number(f"{run.step:,}", run.step),
-            Cell(metric_words(run.validation)),
-            Cell(run.best),
-        ]
-        for run in runs
-    ]
     sections = [
         Section(
             heading="Runs",
@@ -371,13 +353,13 @@ def comparison_page(
         sections.append(
             Section(
                 heading="Differing settings",
-                table=Table(headings=("setting", *(run.name for run in runs)), rows=different),
+                table=Table(headings=("setting", *runs), rows=different),
             )
         )
     else:
         sections.append(Section(heading="Differing settings", note="None: data, code and environment are the same."))
     return html_page(
-        title=" / ".join(run.name for run in runs),
+        title=" / ".join(runs),
         address=f"{len(runs)} runs",
         introduction=["Lines are the training, dots the validation set."],
         tiles=[],
@@ -388,6 +370,6 @@ def comparison_page(
             epochs_per_step=None,
             segments=(),
         ),
-        keys=[Key(f"run{place}", run.name) for place, run in enumerate(runs)],
+        keys=[Key(f"run{place}", run) for place, run in enumerate(runs)],
         sections=sections,
     )

@@ -7,10 +7,9 @@ from datetime import datetime
 from tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.log.attempts import Attempts, IsGone, is_alive
+from tasks.foundation.log.attempts import Attempts, is_alive
 from tasks.foundation.log.history import History
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.processes import is_gone
 
 GOOD = "train"
 # Training that is not part of the run: never committed, or committed and later rewound or quarantined.
@@ -80,9 +79,7 @@ class Account:
         return seconds / self.total_seconds if self.total_seconds > 0 else 0.0
 
 
-def account_of(
-    attempts: Attempts, log: RunLog, newest: Entry, *, now: datetime, gone: IsGone = is_gone
-) -> Account | None:
+def account_of(attempts: Attempts, log: RunLog, newest: Entry, *, now: datetime) -> Account | None:
     """Add up the seconds of all attempts; reads next to nothing of the log.
 
     Args:
@@ -90,7 +87,6 @@ def account_of(
         log: the run's.
         newest: its newest entry.
         now: current time in UTC; an attempt without a recent heartbeat is dead.
-        gone: whether the named process is known to have ended.
 
     Returns:
         None if no attempt is recorded: the run was forked and not trained since.
@@ -101,7 +97,7 @@ def account_of(
     def committed(path: str) -> bool:
         return _is_committed(log, newest, path)
 
-    judged = tuple(_attempt(record, committed, now=now, gone=gone) for record in attempts.records)
+    judged = tuple(_attempt(record, committed, now=now) for record in attempts.records)
     seconds: dict[str, float] = {GOOD: 0.0, LOST: 0.0, UNATTRIBUTED: 0.0}
     for record in attempts.records:
         for cause, amount in _own_seconds(record, attempts.records).items():
@@ -143,8 +139,8 @@ def _own_seconds(record: AttemptRecord, records: Sequence[AttemptRecord]) -> dic
     return {**record.seconds, LAUNCH: max(record.seconds[LAUNCH] - accounted, 0.0)}
 
 
-def _attempt(record: AttemptRecord, committed: Callable[[str], bool], *, now: datetime, gone: IsGone) -> Attempt:
-    alive = is_alive(record, now=now, gone=gone)
+def _attempt(record: AttemptRecord, committed: Callable[[str], bool], *, now: datetime) -> Attempt:
+    alive = is_alive(record, now=now)
     # A process that is alive can still commit its work; a checkpoint that it staged may be committed by another one.
     kept = alive or not record.uncommitted_seconds or (record.staged is not None and committed(record.staged))
     lost = record.discarded_seconds + (0.0 if kept else record.uncommitted_seconds)

@@ -277,7 +277,6 @@ def require_progress(
     limit: int,
     now: datetime,
     attempts: Attempts | None = None,
-    gone: IsGone = is_gone,
 ) -> None:
     """Refuse to continue if the last attempts made no progress. Call it before an accelerator is acquired.
 
@@ -289,32 +288,28 @@ def require_progress(
         limit: refuse after this number of attempts in a row without progress; at least 1.
         now: current time in UTC.
         attempts: the records of the run, if the caller has just read them.
-        gone: whether the named process is known to have ended.
 
     Raises:
         NoProgress: with one line per attempt, the likely reason and the remedy.
     """
     records = (attempts or read_attempts(home)).records
-    row = attempts_in_a_row(records, head, now=now, gone=gone)
+    row = attempts_in_a_row(records, head, now=now)
     if len(row) >= limit:
         raise NoProgress(_diagnosis(home, head, row))
 
 
-def attempts_in_a_row(
-    records: Sequence[AttemptRecord], head: Head, *, now: datetime, gone: IsGone = is_gone
-) -> list[AttemptRecord]:
+def attempts_in_a_row(records: Sequence[AttemptRecord], head: Head, *, now: datetime) -> list[AttemptRecord]:
     """Return the newest attempts that made no progress, oldest first.
 
     Args:
         records: all attempts by start time.
         head: newest state of the log.
         now: current time in UTC.
-        gone: whether the named process is known to have ended.
     """
     failed = {
         record.attempt: record
         for record in records
-        if record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone)
+        if record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now)
     }
     explained_by_stage = {record.within for record in failed.values()}
     row: list[AttemptRecord] = []
@@ -436,20 +431,19 @@ class Losses:
         return (self.seconds + PRIOR_SECONDS) / (self.count + 1)
 
 
-def losses_of(records: Iterable[AttemptRecord], *, now: datetime, gone: IsGone = is_gone) -> Losses:
+def losses_of(records: Iterable[AttemptRecord], *, now: datetime) -> Losses:
     """Count the losses among the attempts that trained.
 
     Args:
         records: of the run.
         now: current time in UTC.
-        gone: whether the named process is known to have ended.
     """
     trained = [record for record in records if record.seconds.get("train", 0.0) > 0]
-    lost = [record for record in trained if _lost_work(record, now=now, gone=gone)]
+    lost = [record for record in trained if _lost_work(record, now=now)]
     return Losses(count=len(lost), seconds=sum(record.wall_seconds for record in trained))
 
 
-def _lost_work(record: AttemptRecord, *, now: datetime, gone: IsGone) -> bool:
+def _lost_work(record: AttemptRecord, *, now: datetime) -> bool:
     if record.ended is None:
-        return not is_alive(record, now=now, gone=gone)
+        return not is_alive(record, now=now)
     return record.ended not in DELIBERATE_ENDS and record.uncommitted_seconds > 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
 from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.log.files import entry_path, with_digest
 from tests.support.fake_run import DATASET, FakeRun
@@ -101,16 +100,6 @@ ROWS: dict[str, Spoil] = {
     "records in a proof": in_file("proofs/20260101T000000Z-0a.json", RECORDS),
     "keys in an attempt": in_file(f"attempts/{'a' * 32}.json", KEYS[:999_999] + "}"),
 }
-
-
-@pytest.mark.parametrize("row", ["newest entry", "deep entry"])
-def test_a_list_shows_the_other_runs(row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, other = FakeRun(tmp_path, "spoiled"), FakeRun(tmp_path, "sound").train(100)
-    ROWS[row](run)
-    assert main(["list", other.root.uri, "--json"]) in {0, 4}
-    runs = {each["run"]: each for each in json.loads(capsys.readouterr().out)["runs"]}
-    assert runs["sound"]["step"] == 100
-    assert "00000001.json" in runs["spoiled"]["error"]
 
 
 @pytest.mark.slow

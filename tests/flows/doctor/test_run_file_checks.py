@@ -67,7 +67,7 @@ def test_exception_in_a_check_becomes_its_finding() -> None:
 
     first = checks.run("first", crash)
     checks.run("second", crash, first)
-    checks.run("third", lambda: Finding(check="third", verdict="pass", text="fine"))
+    checks.run("third", lambda: Finding(verdict="pass", text="fine"))
     assert [(each.check, each.verdict) for each in reported] == [
         ("first", "fail"),
         ("second", "skipped"),

@@ -7,8 +7,7 @@ import pytest
 from flows.bare_process import ProcessReport, process_report, read_process_report
 from flows.proof.choose import training_of
 from flows.proof.execute import Execution, FinishedProcess, FreshProcesses, error_of
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import BatonError, NonFinite, SourceError
+from tasks.foundation.errors import BatonError
 from tasks.foundation.telemetry.events import Note, StatefulOperations
 from tests.support.fake_executions import small_run_file
 
@@ -18,31 +17,11 @@ def execution(tmp_path: Path) -> Execution:
     return training_of(small_run_file(tmp_path), (), name="cut", storage=tmp_path, steps=31, segment_steps=7)
 
 
-def test_reported_error_keeps_its_class_and_fields(execution: Execution) -> None:
-    report = ProcessReport(error=ErrorReport.of(NonFinite("the loss is NaN", step=12)))
-    fault = error_of(execution, FinishedProcess(returncode=1, stderr="error: SourceError: no\n", report=report))
-    assert isinstance(fault, NonFinite)
-    assert (str(fault), fault.step) == ("the loss is NaN", 12)
-
-
 def test_crash_is_reported_with_the_end_of_its_output(execution: Execution) -> None:
     crash = error_of(execution, FinishedProcess(returncode=1, stderr="Traceback\nZeroDivisionError: 1\n"))
     assert type(crash) is BatonError
     assert "ended with code 1" in str(crash)
     assert "ZeroDivisionError" in str(crash)
-
-
-def test_kill_from_outside_is_reported(execution: Execution) -> None:
-    assert "killed from outside" in str(error_of(execution, FinishedProcess(returncode=-9, stderr="")))
-
-
-def test_report_holds_the_error_that_ends_the_block(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    with pytest.raises(SourceError), process_report(path):
-        raise SourceError("data.py:load: no examples")
-    error = read_process_report(path).error
-    assert error is not None
-    assert isinstance(error.to_error(), SourceError)
 
 
 def test_report_holds_the_stateful_operations(tmp_path: Path) -> None:
@@ -60,12 +39,6 @@ def test_missing_or_unreadable_report_is_empty(tmp_path: Path, content: bytes | 
     if content is not None:
         path.write_bytes(content)
     assert read_process_report(path) == ProcessReport()
-
-
-def test_no_report_is_written_without_a_path(tmp_path: Path) -> None:
-    with process_report(None):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_error_of_a_real_process_is_reported(execution: Execution, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_error_keeps_its_class_and_fields(run: FakeRun) -> None:
     assert not list(run.home.files("answers"))
 
 
-def test_older_version_reports_only_the_class(run: FakeRun) -> None:
+def test_stage_without_a_home_reports_only_the_class(run: FakeRun) -> None:
     """The state does not have the field `step` that NonFinite needs, so a base class is raised."""
     with pytest.raises(BatonError, match="not finite at step 7") as caught:
         LauncherHarness(run, ends(Failed(name="NonFinite", message="the loss is not finite at step 7"))).train()

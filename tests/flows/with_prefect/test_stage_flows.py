@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 from prefect.logging import disable_run_logger
 
-from flows.runner import InProcess
 from flows.with_prefect import stage_flows
 from flows.with_prefect.stage_flows import StageProcess
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -181,9 +180,3 @@ def test_error_is_written_for_the_waiting_process(tmp_path: Path) -> None:
 def test_call_that_is_not_a_json_object_is_refused() -> None:
     state = stage_flows.answered(PrepareDataCall, "[]", lambda *_: DATASET)
     assert (state.name, state.is_failed()) == ("InvalidInput", True)
-
-
-def test_in_process_runner_calls_the_stage(harness: LauncherHarness) -> None:
-    result = on_the_tip(harness)
-    stage = replace(TRAIN_SEGMENT, load=lambda: lambda _call, _place: result)
-    assert InProcess().run(stage, harness.segment_call, harness.place) == result

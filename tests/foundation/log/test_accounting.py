@@ -28,7 +28,7 @@ def account(log: RunLog | None, *records: AttemptRecord) -> Account:
     log = NEW if log is None else log
     newest = log.newest()
     assert newest is not None
-    found = account_of(Attempts(records, 0), log, newest, now=NOW, gone=lambda _: False)
+    found = account_of(Attempts(records, 0), log, newest, now=NOW)
     assert found is not None
     return found
 

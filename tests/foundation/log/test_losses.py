@@ -25,13 +25,13 @@ LATER = NOON + timedelta(hours=1)
     ],
 )
 def test_what_counts_as_a_loss(changes: dict[str, Any], lost: int) -> None:
-    found = losses_of([record_of("a", **changes)], now=LATER, gone=lambda _: False)
+    found = losses_of([record_of("a", **changes)], now=LATER)
     assert found == Losses(count=lost, seconds=60.0)
 
 
 def test_an_attempt_that_never_trained_says_nothing() -> None:
     refused = record_of("a", seconds={"start-up": 10.0}, uncommitted_seconds=0.0)
-    assert losses_of([refused], now=LATER, gone=lambda _: False) == Losses(count=0, seconds=0.0)
+    assert losses_of([refused], now=LATER) == Losses(count=0, seconds=0.0)
 
 
 def test_the_mean_begins_with_a_prior() -> None:

@@ -9,6 +9,7 @@ from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.log.attempts import is_alive, read_attempts, require_progress
+from tasks.foundation.machine.processes import process_name
 from tasks.foundation.storage.interface import Storage
 from tests.support.clock import NOON
 from tests.support.ledger_records import head_at, record_of
@@ -35,9 +36,9 @@ def keep(home: Storage, *changes: dict[str, Any]) -> None:
         home.write(f"attempts/{record.attempt}.json", record.to_json())
 
 
-def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool = False) -> str | None:
+def refused(home: Storage, limit: int = 3, head: Head | None = None) -> str | None:
     try:
-        require_progress(home, head or head_at(100), limit=limit, now=NOW, gone=lambda _: gone)
+        require_progress(home, head or head_at(100), limit=limit, now=NOW)
     except NoProgress as fault:
         return str(fault)
     return None
@@ -162,7 +163,9 @@ def test_no_attempts_cost_one_listing(store: Storage, monkeypatch: pytest.Monkey
 def test_process_known_to_be_gone_is_dead(store: Storage) -> None:
     keep(store, ALIVE, ALIVE, ALIVE)
     assert refused(store) is None
-    assert refused(store, gone=True) is not None
+    gone = f"{process_name().rpartition('/')[0]}/1"  # another process had this id before
+    keep(store, *[{**ALIVE, "process": gone}] * 3)
+    assert refused(store) is not None
 
 
 @pytest.mark.parametrize(("seconds", "alive"), [(0, True), (89, True), (91, False), (-60, True), (-3600, False)])
