@@ -124,44 +124,6 @@ _USERS_FOLDER = re.compile(r"(?<![\w.~-])/(?:(?:home|Users)/[^/\s\"'<>:]+|root(?
 _GOODPUT_FROM_SECONDS = 3600.0
 
 
-def render(
-    *,
-    title: str,
-    address: str,
-    entries: Sequence[Entry],
-    history: History,
-    account: Account | None,
-    curves: Curves,
-    confusion: Sequence[Section] = (),
-    more: Sequence[Section] = (),
-    places: bool = False,
-) -> str:
-    """The page as HTML. The same arguments give the same page.
-
-    Args:
-        title: the page's title.
-        address: URI of the run's home.
-        entries: the run's log, oldest first; at least one.
-        history: the same log, as curves.
-        account: where the time went; None if no attempts are recorded.
-        curves: what its charts show.
-        confusion: the section with the confusion matrix, if there is one.
-        more: sections from other files of the home.
-        places: whether to name hosts, and the folders of the home and its storage; a page is often sent to others.
-    """
-    head = entries[-1].head
-    return html_page(
-        title=title,
-        address=address if places else "",
-        introduction=list(_introduction(entries, history)),
-        tiles=list(_tiles(history, head, account)),
-        curves=curves,
-        keys=list(_keys(curves)),
-        sections=[*_sections(entries, history, account, confusion, places=places), *more, _elsewhere(title, address)],
-        clean=masked if places else partial(_without_places, home=address),
-    )
-
-
 def _keys(curves: Curves) -> Iterator[Key]:
     """What the lines of the charts mean, of those that are there."""
     words = {"training": "training", "validation": "validation"}
@@ -207,22 +169,20 @@ def _tiles(history: History, head: Head, account: Account | None) -> Iterator[Ti
 
 
 def _sections(
-    entries: Sequence[Entry],
-    history: History,
-    account: Account | None,
-    confusion: Sequence[Section],
-    *,
-    places: bool,
+    home: Storage, entries: Sequence[Entry], history: History, account: Account | None, *, places: bool
 ) -> Iterator[Section]:
     head = entries[-1].head
     yield from time_sections(account, hosts=places)
     yield from workers_section(workers_of(history))
     yield checkpoints_section(entries, head)
     yield from evaluations_section(history)
-    yield from confusion
+    yield from confusion_section(home, history)
     yield from changes_section(entries)
     yield Section(heading="Environment", table=_facts(_environment(head)))
     yield Section(heading="Identity", table=_facts(head.identity))
+    yield from check_sections(home)
+    yield from code_changes_section(home, entries)
+    yield from saved_code_sections(home, head)
 
 
 def _without_places(text: str, *, home: str) -> str:
@@ -284,7 +244,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None, places
         log: the run's log, which remembers the entries that this process has read.
         title: the page's title, such as the run's name.
         now: current time in UTC, to decide which attempts are still running; None for the machine's clock.
-        places: see `render`.
+        places: whether to name hosts, and the folders of the home and its storage; a page is often sent to others.
 
     Returns:
         Address of the page.
@@ -298,20 +258,16 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None, places
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
     history = history_of(entries)
     account = account_of(read_attempts(home), log, entries[-1], now=now or datetime.now(UTC))
-    page = render(
+    curves = curves_of(history, entries, account)
+    page = html_page(
         title=title,
-        address=home.uri,
-        entries=entries,
-        history=history,
-        account=account,
-        curves=curves_of(history, entries, account),
-        confusion=list(confusion_section(home, history)),
-        more=[
-            *check_sections(home),
-            *code_changes_section(home, entries),
-            *saved_code_sections(home, entries[-1].head),
-        ],
-        places=places,
+        address=home.uri if places else "",
+        introduction=list(_introduction(entries, history)),
+        tiles=list(_tiles(history, entries[-1].head, account)),
+        curves=curves,
+        keys=list(_keys(curves)),
+        sections=[*_sections(home, entries, history, account, places=places), _elsewhere(title, home.uri)],
+        clean=masked if places else partial(_without_places, home=home.uri),
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"
