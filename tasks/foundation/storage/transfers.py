@@ -67,6 +67,10 @@ class Deadline:
         """Whether the store failed to respond after the deadline. No further request is sent then."""
         return self._store_unreachable
 
+    def now(self) -> float:
+        """Monotonic time in seconds."""
+        return self._clock()
+
     def remaining(self) -> float:
         """Seconds until the deadline: 0 once it has passed, infinite if there is none."""
         return max(self._at - self._clock(), 0.0)

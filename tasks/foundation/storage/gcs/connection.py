@@ -11,7 +11,6 @@ import os
 import random
 import socket
 import threading
-import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -262,30 +261,21 @@ class Retry:
     and a last attempt follows.
     """
 
-    def __init__(
-        self,
-        where: str,
-        policy: RetryPolicy,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        deadline: Deadline = PROCESS_DEADLINE,
-    ) -> None:
+    def __init__(self, where: str, policy: RetryPolicy, *, deadline: Deadline = PROCESS_DEADLINE) -> None:
         """Prepare for the first attempt.
 
         Args:
             where: address of the object or bucket, for messages.
             policy: the limits.
-            clock: monotonic time in seconds.
-            deadline: of the process; also used to sleep.
+            deadline: of the process; also the clock, and used to sleep.
         """
-        self._where, self._policy = where, policy
-        self._clock, self._deadline = clock, deadline
+        self._where, self._policy, self._deadline = where, policy, deadline
         self._unauthorized = self._mismatches = 0
         self.reset()
 
     def reset(self) -> None:
         """Start counting attempts and time again, because the operation made progress."""
-        self._began = self._clock()
+        self._began = self._deadline.now()
         # Best effort has one limit from the first attempt; everything else gets at least two attempts.
         self._until = self._began + self._policy.total_seconds if self._policy.best_effort else None
         self._attempts = 0
@@ -310,7 +300,7 @@ class Retry:
         was_allowed = self._deadline.has_written and not self._policy.best_effort
         if refused and not (was_allowed and may_end(error)):
             raise refusal(error, where=self._where) from error
-        now = self._clock()
+        now = self._deadline.now()
         self._until = now + self._policy.total_seconds if self._until is None else self._until
         self._attempts += 1
         remaining = min(self._until - now, self._deadline.remaining())
