@@ -132,14 +132,9 @@ def route(request: Request) -> Call:
 
 def _kind_of_upload(request: Request, query: Mapping[str, str]) -> str:
     if "upload_id" in query:
-        if request.method in {"PUT", "POST"}:
-            where = request.headers.get("content-range", "")
-            return "upload.query" if where.startswith("bytes */") else "upload.chunk"
-    elif request.method == "POST" and query.get("uploadType") == "resumable":
-        return "upload.initiate"
-    elif request.method == "POST" and query.get("uploadType") == "multipart":
-        return "object.insert"
-    return "unknown"
+        where = request.headers.get("content-range", "")
+        return "upload.query" if where.startswith("bytes */") else "upload.chunk"
+    return {"resumable": "upload.initiate", "multipart": "object.insert"}.get(query.get("uploadType", ""), "unknown")
 
 
 HEAD_BYTES = 1 << 16
