@@ -86,11 +86,11 @@ class Traced:
 
     def difference_from(self, recorded: TracedStep) -> str:
         """The first contents that differ from those of a step with the same structure, as they are now."""
-        number, _, groups = (recorded.contents or "").partition(":")
+        number, _, groups = recorded.contents.partition(":")
         if number != str(len(self.contents)):
             return f"{number} constants and captured values became {len(self.contents)}"
         size = _size_of_group(len(self.contents))
-        now = str(self.step.contents).partition(":")[2]
+        now = self.step.contents.partition(":")[2]
         for group in range(len(now) // _GROUP_DIGITS):
             place = slice(group * _GROUP_DIGITS, (group + 1) * _GROUP_DIGITS)
             if groups[place] != now[place]:
@@ -131,16 +131,6 @@ def traced_step(function: Any, *, environment: Environment, identity: dict[str, 
     )
 
 
-def fingerprint(graph: Any) -> str:
-    """The sha256 of what a `GraphDef` computes; equal in two processes that trace the same code.
-
-    Functions and nodes are identified by operation and position. Their names are ignored, because these contain
-    counters of the process.
-    """
-    digests = _Digests({each.signature.name: each for each in graph.library.function})
-    return digests.of_nodes(graph.node, arguments=(), results=(), function="")[0][:_DIGITS]
-
-
 def compare_with_log(
     log: RunLog, number: int, traced: Traced, *, reference: str, accept: Sequence[str] = (), telemetry: Sink
 ) -> IdentityChanged | None:
@@ -167,7 +157,7 @@ def compare_with_log(
         before, step = body.traced, body.checkpoint.step
         if before.circumstances != now.circumstances:
             continue
-        if before.structure == now.structure is not None and before.contents != now.contents:
+        if before.structure == now.structure and before.contents != now.contents:
             what = (
                 f"{reference}: the train step computes with other values than the one that committed step {step}, from "
                 f"the same code and settings: {traced.difference_from(before)}"
@@ -224,6 +214,9 @@ def _constant_words(function: Any, name_of_function: str, name: str) -> str:
 
 class _Digests:
     """Digests of the functions of a graph, each computed once, with and without the values of its constants.
+
+    They are equal in two processes that trace the same code. Functions and nodes are identified by operation and
+    position. Their names are ignored, because these contain counters of the process.
 
     Attributes:
         constants: place and digest of each constant: the name of its function, and its own. In the order of the nodes,

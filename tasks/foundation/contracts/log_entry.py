@@ -54,11 +54,8 @@ class TracedStep(Contract):
 
     fingerprint: str = Field(description="digest of the traced graph")
     circumstances: str = Field(description="digest of devices, replicas, versions and the run's identity")
-    structure: str | None = Field(
-        default=None, description="digest of the traced graph without the values of its constants"
-    )
-    contents: str | None = Field(
-        default=None,
+    structure: str = Field(description="digest of the traced graph without the values of its constants")
+    contents: str = Field(
         description="number of the constants and captured values of the graph, then a digest of each; of several "
         "neighbors together where there are more than 32",
     )
