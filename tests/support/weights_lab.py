@@ -72,13 +72,13 @@ class KeptOtherwise(keras.layers.Layer):
 class OwnModel(keras.Model):
     def __init__(self):
         super().__init__(name="own_model")
-        self.left = keras.layers.Dense(4, name="left")
+        self.at_the_root = keras.layers.Dense(4, name="left")  # before `layers`, below which Keras saves the others
         self.stack = [keras.layers.Dense(4, name="one"), keras.layers.Dense(4, name="two")]
         self.named = {"head": keras.layers.Dense(3, name="out")}
         self.otherwise = KeptOtherwise(name="kept_otherwise")
 
     def call(self, x):
-        x = self.left(x)
+        x = self.at_the_root(x)
         for layer in self.stack:
             x = layer(x)
         return self.named["head"](self.otherwise(x))
