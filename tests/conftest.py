@@ -41,10 +41,11 @@ gc.disable()  # until all tests are collected: imports leave next to no garbage
 
 # They take a minute or more. Those that mostly wait alternate with those that compute.
 _LONGEST = (
-    "test_strategies", "test_supervisor", "test_exactness", "test_remote_stages", "test_any_cut", "test_readme",
-    "test_faulty_homes", "test_stops", "test_benchmarks", "test_prefect_worker", "test_cloud_chaos",
-    "test_built_images", "test_five_stages", "test_chaos", "test_cloud_runs", "test_shipped_runs", "test_multi_worker",
-    "test_prove", "test_deploying", "test_own_model", "test_rivals",
+    "test_five_stages", "test_strategies", "test_readme", "test_faulty_homes", "test_remote_stages", "test_exactness",
+    "test_supervisor", "test_any_cut", "test_prefect", "test_callbacks", "test_prefect_ui", "test_multi_worker",
+    "test_prefect_worker", "test_save_in_flight", "test_prove", "test_carried_changes", "test_built_images",
+    "test_benchmarks", "test_chaos", "test_own_model", "test_rivals", "test_stops", "test_state_beside_variables",
+    "test_cloud_runs", "test_deploying", "test_data_forms", "test_hung_processes",
 )  # fmt: skip
 
 

@@ -251,6 +251,7 @@ def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
         engine.podman("rmi", mine)
 
 
+@pytest.mark.nightly
 def test_mounted_user_code_trains(engine: Engine, user_code: Path) -> None:
     image = engine.build("train-cpu")
     train = ["python", "-m", "flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]

@@ -213,7 +213,7 @@ def losses_of_fit(lab: Lab, of: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FORMS[1:])])
 def test_losses_are_those_of_fit_however_it_is_cut(form: str, tmp_path: Path) -> None:
     lab = lab_at(tmp_path)
     of, cut = (spec(form, run, train__log_every_steps=1) for run in ("straight", "cut"))
@@ -247,6 +247,7 @@ def in_order(form: str, run: str, **changes: Any) -> Any:
     return spec(form, run, **keys | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", IN_ORDER)
 def test_losses_are_those_of_fit_on_what_load_gives(form: str, tmp_path: Path) -> None:
     """Without shuffling, each step sees the rows that it sees in Keras alone, in each epoch."""

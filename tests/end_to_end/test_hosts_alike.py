@@ -89,6 +89,7 @@ def test_hosts_that_differ_are_refused_on_all(own: Path, tmp_path: Path, case: s
     assert commits == (["origin", "checkpoint"] if case.startswith("step") else []), "nothing is trained"
 
 
+@pytest.mark.nightly
 def test_three_hosts_name_the_one_that_differs_and_go_on_alike(tmp_path: Path) -> None:
     extra, storage = ["train.global_batch_size=48", "train.steps=20", "train.segment_steps=10"], tmp_path / "runs"
     last = {"extra": ["train.segment_steps=20", "stop.grace_seconds=7"]}

@@ -88,7 +88,10 @@ def test_sigterm_during_a_store_outage(
     assert find_damage(log.home, tip, read_bytes=True) is None
 
 
-@pytest.mark.parametrize(("times", "code"), [(6, 0), (None, 1)], ids=["comes back", "stays away"])
+@pytest.mark.parametrize(
+    ("times", "code"),
+    [pytest.param(6, 0, id="comes back"), pytest.param(None, 1, id="stays away", marks=pytest.mark.nightly)],
+)
 def test_refusal_in_mid_training_is_waited_for(cloud: FakeGcs, tmp_path: Path, times: int | None, code: int) -> None:
     environment = environment_with(tmp_path / "prefect") | {"BATON_STORAGE_PATIENCE_SECONDS": "15"}
     home = f"runs/{HOMES['digits']}/"

@@ -172,6 +172,7 @@ def test_matrix_on_replicas(lab: Lab, replicas: int) -> None:
     assert_counted(in_fresh_process(matrices, folder=str(lab.root), replicas=replicas))
 
 
+@pytest.mark.slow
 def test_home_that_refuses_it_is_warned_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = run_of("linear", 1, 4)
     tip = lab.train_and_commit(spec, 3).tip

@@ -133,6 +133,7 @@ def test_evaluation_of_a_save_that_fails_never_begins(tmp_path: Path) -> None:
     assert runner.begun == [4]
 
 
+@pytest.mark.slow
 def test_test_set_is_evaluated_elsewhere_after_the_rest(tmp_path: Path) -> None:
     lab, runner = Lab(tmp_path), AskedElsewhere()
     spec = spec_evaluated_elsewhere(data__test={"source": "data.py:load", "options": {"examples": 9}})

@@ -280,6 +280,7 @@ def test_paths_out_of_the_scratch_folder_are_refused(path: str) -> None:
         SavedFile.of(path, b"")
 
 
+@pytest.mark.slow
 def test_options_that_no_reader_would_read_are_refused_before_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ def test_rows_that_fill_an_entry_are_committed_within_a_segment(lab: Lab, monkey
     assert rows_logged(lab, straight) == rows_logged(lab, often)
 
 
+@pytest.mark.slow
 def test_sigterm_commits_what_was_trained_and_is_raised_after(lab: Lab) -> None:
     straight, stopped = spec_of("functional", run="straight"), spec_of("functional", run="stopped")
     lab.begin(stopped)

@@ -70,6 +70,7 @@ def start(temporary: Path, how: str) -> "subprocess.Popen[bytes]":
     return process
 
 
+@pytest.mark.slow
 def test_process_exits_during_download_and_next_one_cleans_up(tmp_path: Path) -> None:
     folder = tmp_path / "of-children"
     folder.mkdir()
