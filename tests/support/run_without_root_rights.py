@@ -3,10 +3,6 @@
 import ctypes
 import sys
 
-from flows.process import exits_with
-from flows.without_prefect import main
-from tests.support.run_without_prefect import leave_out_report
-
 _CAPABILITY_VERSION_3 = 0x20080522
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
 
@@ -27,7 +23,11 @@ def give_up_root_rights() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the imports take seconds, and not everybody who gives up rights trains
+    from flows.process import exits_with
+    from flows.without_prefect import main
+    from tests.support.run_without_prefect import leave_out_report
+
     give_up_root_rights()
     leave_out_report()
     sys.exit(exits_with(main(sys.argv[1:])))

@@ -452,6 +452,4 @@ def _refusal(error: OSError, folder: Path) -> StorageError:
             f"{folder}: no permission to create files ({error.strerror}); check who owns the folder, or take another "
             "storage folder (--set storage=FOLDER)"
         )
-    if error.errno in _NO_SPACE:
-        return StorageError(f"{folder}: no space left on the disk; free some and run again")
-    return StorageError(f"{folder}: {error.strerror or error}; check the disk and run again")
+    return StorageError(f"{folder}: {_disk_problem(error)} and run again")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import abridged
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -101,7 +102,7 @@ def _folder(address: str, relative_to: Path) -> Path:
         folder = (relative_to / Path(address).expanduser()).resolve()
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
     except (OSError, ValueError, RuntimeError) as error:
-        shown = address if len(address) < _SHOWN_CHARS else f"{address[:_SHOWN_CHARS]}..."
+        shown = abridged(address, _SHOWN_CHARS)
         raise InvalidInput(f"storage {shown!r} is not a valid folder name ({error}); name a folder") from error
     if not nearest.is_dir():
         raise InvalidInput(f"storage {address}: {nearest} is a file; name a folder")

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.foundation.errors import StorageError, StoreRefused
+from tasks.foundation.messages import abridged
 from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, Settings, message_of
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
@@ -95,9 +96,8 @@ def refusal(error: Exception, *, where: str) -> StorageError:
         )
     if isinstance(error, ErrorResponse):
         return _refused(error, where)
-    return StorageError(
-        f"{where}: {type(error).__name__}: {_short(message_of(error))}; check this machine, and run again"
-    )
+    message = abridged(message_of(error), _SHOWN_CHARS)
+    return StorageError(f"{where}: {type(error).__name__}: {message}; check this machine, and run again")
 
 
 def bucket_missing(where: str) -> StorageError:
@@ -122,7 +122,7 @@ def credentials_refused(error: Exception, where: str) -> StorageError:
     """The error for credentials that are missing, unreadable or rejected."""
     import google.auth.exceptions
 
-    message = _short(message_of(error))
+    message = abridged(message_of(error), _SHOWN_CHARS)
     file = os.environ.get(_CREDENTIALS)
     if isinstance(error, google.auth.exceptions.DefaultCredentialsError | OSError):
         if file:
@@ -148,7 +148,7 @@ def credentials_refused(error: Exception, where: str) -> StorageError:
 def _refused(error: ErrorResponse, where: str) -> StorageError:
     if error.code == UNAUTHORIZED:
         return credentials_refused(error, where)
-    message, bucket = f"(the store's message: {_short(error.message)})", _bucket_of(where)
+    message, bucket = f"(the store's message: {abridged(error.message, _SHOWN_CHARS)})", _bucket_of(where)
     for pattern, remedy in _REMEDIES.items():
         if re.search(pattern, f"{error.message} {error.reason}", re.IGNORECASE):
             return _refusing(f"{where}: {remedy.format(bucket=bucket)} {message}")
@@ -185,10 +185,6 @@ def _bucket_of(where: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 @dataclass(frozen=True, slots=True)
