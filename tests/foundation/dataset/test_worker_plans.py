@@ -1,6 +1,7 @@
 """Plans as tensors give the batches of plans in Python, also in a TensorFlow server that has other files."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.dataset import read
 from tasks.foundation.dataset.read import WorkerFiles
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.storage.local import LocalStorage
 from tests.foundation.dataset.conftest import make_numbered
 from tests.foundation.dataset.test_mixed_batches import Mixed, mixed
 from tests.foundation.dataset.test_transformed_batches import BATCH, BOTH
 from tests.support import forked
-from tests.support.remote_input import BATCHES, COMMON, DISK
 from tests.support.worker_processes import free_addresses
 
 __all__ = ["mixed"]
@@ -111,6 +113,49 @@ def test_input_that_another_host_cannot_read_is_refused(
         )
 
 
+COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
+BATCHES = 20
+DISK = "disk"  # of the server's host, below its working folder
+
+
+def serve(address: str, folder: str) -> None:
+    """Run a TensorFlow server in a working folder until the process is killed."""
+    import tensorflow as tf
+
+    os.chdir(folder)
+    server = tf.distribute.Server({"worker": [address]}, job_name="worker", task_index=0)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    server.join()
+
+
+def read_remotely(address: str, root: str, reference: str) -> dict[str, Any]:
+    """Read batches in the server at `address`, by plans as tensors.
+
+    Args:
+        address: of the server.
+        root: the storage root of this process.
+        reference: of the dataset, JSON.
+
+    Returns:
+        The devices and bytes (hexadecimal) of the batches.
+    """
+    import tensorflow as tf
+
+    ref = DatasetRef.from_json(reference.encode(), where="the command", error=AcceleratorError)
+    storage = LocalStorage(Path(root))
+    tf.config.experimental_connect_to_host(address, job_name="worker")
+    following = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108  # TensorFlow needs a signature
+    with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
+        worker = WorkerFiles(root=DISK, batches=BATCHES)
+        plans = iter(read.training_dataset(storage, ref, worker=worker, **COMMON))
+        batches = [following(plans) for _ in range(BATCHES)]
+    return {
+        "devices": sorted({value.device for batch in batches for value in batch}),
+        "batches": [[value.numpy().tobytes().hex() for value in batch] for batch in batches],
+    }
+
+
 @pytest.mark.slow
 def test_server_with_other_files_reads_the_same_bits(tmp_path: Path) -> None:
     """The client has manifests only. The shards are below the working folder of the server's host."""
@@ -124,14 +169,16 @@ def test_server_with_other_files_reads_the_same_bits(tmp_path: Path) -> None:
     for shard in storage.rglob("*.tfrecord"):
         shard.unlink()
     (address,) = free_addresses(1)
-    command = [sys.executable, "-m", "tests.support.call_function", "tests.support.remote_input"]
+    command = [sys.executable, "-m", "tests.support.call_function", __name__]
     serving = json.dumps({"address": address, "folder": str(host)})
     reading = json.dumps({"address": address, "root": str(storage), "reference": prepared.ref.to_json().decode()})
     with forked.Popen([*command, "serve", serving], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
-            done = forked.run([*command, "read", reading], capture_output=True, text=True, timeout=120, check=False)
+            done = forked.run(
+                [*command, "read_remotely", reading], capture_output=True, text=True, timeout=120, check=False
+            )
         finally:
             server.kill()
     assert done.returncode == 0, done.stderr
