@@ -191,7 +191,9 @@ def digest(train_without_prefect: Callable[..., Any], tmp_path_factory: pytest.T
     return str(train_without_prefect("digits", tmp_path_factory.mktemp("straight")).result["state_digest"])
 
 
-@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] if kind == "faulty" else []) for kind in UNUSABLE]
+)
 def test_run_without_a_usable_prefect_costs_one_note(kind: str, digest: str, tmp_path: Path) -> None:
     serve, why = UNUSABLE[kind]
     with serve() as url:
