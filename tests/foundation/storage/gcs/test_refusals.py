@@ -16,8 +16,10 @@ from tasks.foundation.storage.gcs.connection import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
 from tasks.foundation.storage.gcs.responses import ErrorResponse, Settings
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
+from tests.support.small_logs import begin
 
 QUICK = RetryPolicy(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01)
 
@@ -279,6 +281,17 @@ def test_refusal_is_an_outage_once_the_command_has_written(cloud: FakeGcs, code:
     PROCESS_DEADLINE.clear()
     with pytest.raises(StoreRefused):  # the next command's first look
         act(storage)
+
+
+def test_refusal_is_an_outage_once_the_log_of_a_home_on_disk_grows(cloud: FakeGcs, tmp_path: Path) -> None:
+    """The data lies in a bucket, and the home on a disk."""
+    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01))
+    storage.write("x", b"1")
+    with PROCESS_DEADLINE.for_command(60.0):
+        begin(LocalStorage(tmp_path))
+        cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": 4, "fault": "status", "code": 401}])
+        assert storage.read("x") == b"1"
+    PROCESS_DEADLINE.clear()
 
 
 @pytest.mark.parametrize(
