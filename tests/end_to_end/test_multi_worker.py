@@ -22,6 +22,7 @@ def straight(storage: Path, hosts: int, notes: Path, *extra: str) -> Any:
     chief, *others = workers.finish()
     for other in others:
         assert other.result["state_digest"] == chief.result["state_digest"]
+        assert other.result["report"] is None
     return chief.result
 
 
@@ -29,6 +30,7 @@ def test_two_workers_continue_after_kills_and_stops(
     train_without_prefect: Callable[..., Any], stored_bytes: Read, tmp_path: Path
 ) -> None:
     expected = straight(tmp_path / "straight", 2, tmp_path)
+    assert_hosts_share_every_batch(Path(expected["home"]), 2)
     rows = read_history(expected["home"])
     short = ["train.segment_steps=2"]
 
@@ -71,23 +73,25 @@ def test_two_workers_continue_after_kills_and_stops(
     assert "replicas: 2 -> 1" in alone.stderr
 
 
+@pytest.mark.nightly
 def test_three_workers_share_every_batch(tmp_path: Path) -> None:
-    extra = ["train.global_batch_size=96", "train.segment_steps=25"]
-    chief, *others = Workers(3, tmp_path / "three", extra=extra, notes=tmp_path).finish()
-    assert [other.result["state_digest"] for other in others] == [chief.result["state_digest"]] * 2
-    assert all(other.result["report"] is None for other in others)
-    home = Path(chief.result["home"])
+    result = straight(tmp_path / "three", 3, tmp_path, "train.global_batch_size=96")
+    assert_hosts_share_every_batch(Path(result["home"]), 3)
+
+
+def assert_hosts_share_every_batch(home: Path, hosts: int) -> None:
+    """Each host trains on 32 examples of each step of a straight run, and all of them count."""
     assert len(list((home / "attempts").iterdir())) == 1
     commits = [entry.body for entry in entries_of(home) if isinstance(entry.body, Commit)]
     assert [commit.checkpoint.step for commit in commits] == [0, 25, 50, 60]
     for commit in commits[1:]:
-        assert [worker.host for worker in commit.workers] == [0, 1, 2]
+        assert [worker.host for worker in commit.workers] == list(range(hosts))
         for worker in commit.workers:
             assert worker.examples == worker.steps * 32
             assert 0 <= worker.input_wait_seconds <= worker.train_seconds
             assert len(worker.losses) == 1
         assert sum(worker.examples for worker in commit.workers) == commit.examples
-    assert len({worker.losses for worker in commits[1].workers}) == 3
+    assert len({worker.losses for worker in commits[1].workers}) == hosts
     rows, evaluations = read_history(str(home))
     assert [step for step, _ in rows] == list(range(7, 61, 7))
     assert [step for step, _ in evaluations] == [25, 50, 60]
