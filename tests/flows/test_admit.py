@@ -48,6 +48,10 @@ REFUSED = {
         ["data={source: digits, examples: 5}"],
         ["data.examples: 5: the source digits does not use it", "remove it"],
     ),
+    "a batch that does not divide among the replicas": (
+        ["accelerator={kind: cpu, replicas: 3}"],
+        ["train.global_batch_size = 8 is not divisible by 3 replicas", "try 6 or 9"],
+    ),
     "a missing package of the model": (["model=other.py:build"], ["other.py, line 1, imports no_such_package"]),
     "a missing package of the data": (["data.source=other.py:load"], ["other.py:load: other.py, line 1"]),
     "a missing package of the callbacks": (["train.callbacks=other.py:build"], ["other.py:build: other.py, line 1"]),

@@ -38,6 +38,12 @@ def test_cpu_replicas_come_from_run_file(tmp_path: Path) -> None:
     assert "kind: cpu" in named.text
 
 
+def test_micro_batches_are_named(tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path, "accelerator.kind=cpu", "train.accumulate=2")
+    text = check_batch(run, check_accelerator(run, None).value).text
+    assert text == "64 examples over 1 replica: 64 each, in 2 micro-batches of 32"
+
+
 def test_multi_host_slice_fails_and_batch_is_still_checked(tmp_path: Path) -> None:
     run = load_run_file(make_run(tmp_path / "run"))
     found = check_accelerator(run, tpu_type("v5litepod-32"))
