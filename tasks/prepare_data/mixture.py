@@ -22,7 +22,7 @@ from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.interface import Storage
 from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
-from tasks.prepare_data.sources.columns import floatx
+from tasks.prepare_data.sources.returned_arrays import floatx
 from tasks.prepare_data.sources.source import Source
 from tasks.prepare_data.split import settings_of_split
 

@@ -30,7 +30,8 @@ from tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import in_user_folder, load_function
 from tasks.foundation.user_errors import user_error
-from tasks.prepare_data.sources.columns import (
+from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
+from tasks.prepare_data.sources.returned_arrays import (
     columns_of,
     dataset_is_batched,
     describe_parts,
@@ -42,7 +43,6 @@ from tasks.prepare_data.sources.columns import (
     is_tf_dataset,
     number_of_batches,
 )
-from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
 from tasks.prepare_data.sources.source import LocatedExample, Source, suggestion
 
 T = TypeVar("T")

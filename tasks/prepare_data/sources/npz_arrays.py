@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.columns import FLOATX, floatx
+from tasks.prepare_data.sources.returned_arrays import FLOATX, floatx
 from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged
 
