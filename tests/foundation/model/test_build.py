@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from tasks.foundation.errors import IdentityChanged, ModelError
+from tasks.foundation.model.build import asks_for_unknown_length
 from tests.support.lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 HOLDING = """
@@ -404,3 +405,20 @@ def test_layers_that_are_made_at_import_are_on_one_device_only(tmp_path: Path) -
     assert components == 2
     words = "early/kernel was made when its file was imported, so it is not on the 2 replicas; make all layers within"
     assert words in refused
+
+
+@pytest.mark.parametrize(
+    ("parameter", "length", "unknown"),
+    [
+        ("steps_per_epoch", {"steps": 11}, True),
+        ("train_steps", {"steps": None, "epochs": 2}, True),
+        ("train_steps", {"steps": 11}, False),
+        ("width", {"steps": None, "epochs": 2}, False),
+    ],
+)
+def test_model_that_asks_for_an_unknown_length_is_built_later(
+    parameter: str, length: dict[str, int | None], unknown: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(f"def build(*, {parameter}=3):\n    pass\n")
+    spec = spec_of("build", **{f"train__{name}": value for name, value in length.items()})
+    assert asks_for_unknown_length(spec, tmp_path) == unknown
