@@ -133,6 +133,8 @@ class FlowRunBeside(Generic[R]):
             if self._thread.is_alive():
                 skip_prefect_shutdown()
                 self._unrecorded = self._unrecorded or TimeoutError(f"no response within {self._last_seconds:g} s")
+        elif self._absent is None and not self.required:
+            self._note("this run is not recorded in Prefect: it was stopped before Prefect had begun its flow run")
         if fault is None and self._absent is None and self._unrecorded is not None:
             self._note(f"Prefect did not record the result: {_words(self._unrecorded)}")
 

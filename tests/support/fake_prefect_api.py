@@ -55,6 +55,8 @@ class Api:
         self.cancelled: list[UUID] = []
         self.left: dict[UUID, Mapping[str, Any]] = {}
         self.after_cancel: list[State | None] = [Cancelled()]
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
 
     def start(self, deployment: str, parameters: dict[str, Any], **facts: Any) -> UUID:
         text = json.dumps(parameters, allow_nan=False)  # as Prefect's client will

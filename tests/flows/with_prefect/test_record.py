@@ -179,12 +179,14 @@ def test_work_that_needs_its_flow_run_learns_why_there_is_none() -> None:
 @pytest.mark.parametrize("when", [0.0, A_LONG_TIME])
 @pytest.mark.parametrize("stop", [Terminated, KeyboardInterrupt])
 def test_a_stop_before_the_server_responds_waits_for_nothing(stop: type[BaseException], when: float) -> None:
-    server, engine = threading.Event(), FakeEngine()
-    with pytest.raises(stop), beside(waits_for(server), engine, latest_seconds=when):
+    server, engine, recorder = threading.Event(), FakeEngine(), EventRecorder()
+    with pytest.raises(stop), beside(waits_for(server), engine, recorder=recorder, latest_seconds=when):
         raise stop
     server.set()
     wait_for_recording()
     assert not engine.begun
+    (note,) = notes_of(recorder)
+    assert note.startswith("this run is not recorded in Prefect: it was stopped before")
 
 
 def failed_while_stopping(stop: BaseException) -> BaseException:
