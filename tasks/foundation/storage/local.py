@@ -278,9 +278,11 @@ class LocalStorage:
             recreate_folder: whether to create a folder that existed before and disappeared. False for log entries: a
                 new folder would hide that the earlier entries are lost.
         """
-        if not recreate_folder:
+        below = self.root if self.root in self._seen else None
+        if not recreate_folder and target.parent in self._seen:
             self._require_still_exists(target.parent)
-        make_durably(target.parent)
+            below = target.parent
+        make_durably(target.parent, below=below)
         with temporary_file(target.parent, _UNFINISHED) as unfinished:
             yield unfinished
 

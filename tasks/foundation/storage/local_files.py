@@ -59,10 +59,20 @@ def copy_durably(source: Path, target: Path) -> None:
         os.fsync(file.fileno())
 
 
-def make_durably(folder: Path) -> None:
-    """Create a folder and its parents, and sync each: a file is no safer than the folders above it."""
+def make_durably(folder: Path, *, below: Path | None = None) -> None:
+    """Create a folder and its parents, and sync each: a file is no safer than the folders above it.
+
+    Args:
+        folder: may exist.
+        below: is not created. A check beforehand could not tell: a home may be moved away at any moment.
+
+    Raises:
+        FileNotFoundError: `below` does not exist.
+    """
     if not folder.is_dir():
-        make_durably(folder.parent)
+        if folder == below:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(folder))
+        make_durably(folder.parent, below=below)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 

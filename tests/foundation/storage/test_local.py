@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
+from tasks.foundation.storage import local as module
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.checkout import CHECKOUT
 
@@ -159,6 +160,26 @@ def test_file_is_synced_before_its_name_and_name_before_return(tmp_path: Path, m
     monkeypatch.setattr(os, "link", watched_link)
     LocalStorage(tmp_path).create("a", b"1")
     assert calls == ["sync file", "link", "sync folder"]
+
+
+@pytest.mark.parametrize("path", ["log/00000001.json", "attempts/one.json"])
+def test_folder_that_is_moved_away_during_a_write_is_not_made_again(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may be paused between the check and the write."""
+    storage = LocalStorage(tmp_path / "storage").at("home")
+    storage.create("log/00000000.json", b"{}")
+    assert storage.read("log/00000000.json") == b"{}"
+    make = module.make_durably
+
+    def moved_before(folder: Path, **options: Path | None) -> None:
+        storage.root.rename(tmp_path / "moved")
+        make(folder, **options)
+
+    monkeypatch.setattr(module, "make_durably", moved_before)
+    with pytest.raises(StorageError, match="existed before and is gone"):
+        storage.create(path, b"{}")
+    assert not storage.root.exists()
 
 
 def test_delete_ignores_files_deleted_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
