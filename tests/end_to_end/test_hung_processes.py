@@ -18,7 +18,7 @@ from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support import forked
 from tests.support.cloud_runs import HOMES, entries_in
 from tests.support.homes import read_history
-from tests.support.prefect_server import baton, environment_with, post
+from tests.support.prefect_server import baton, environment_with, post, train_runs
 from tests.support.shipped_runs import run_file, settings
 from tests.support.watching import attempts_of, commits_of, wait_until
 from tests.support.worker_processes import Workers
@@ -106,8 +106,7 @@ def train(file: Path, *overrides: str, code: int, **environment: str) -> subproc
 
 def flow_run_of(server: str, file: Path) -> tuple[dict[str, Any], str]:
     """The flow run of a run file, and its log."""
-    runs = post(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
-    (found,) = [run for run in runs if str(file) in json.dumps(run["parameters"])]
+    (found,) = train_runs(server, file)
     lines = post(server, "logs/filter", {"logs": {"flow_run_id": {"any_": [found["id"]]}}, "limit": 200})
     return found, "\n".join(line["message"] for line in lines)
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.homes import head_of
-from tests.support.prefect_server import baton, environment_with, post
+from tests.support.prefect_server import baton, environment_with, post, train_runs
 from tests.support.shipped_runs import run_file, settings
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 from tests.support.watching import wait_until
@@ -64,12 +64,6 @@ class Finder:
 if sys.argv[0] == "-m":  # neither the server nor another child
     sys.meta_path.insert(0, Finder())
 """
-
-
-def train_runs(server: str, storage: Path) -> list[dict[str, Any]]:
-    """The flow runs that trained in `storage`."""
-    runs = post(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
-    return [run for run in runs if str(storage) in json.dumps(run["parameters"])]
 
 
 def test_prefect_run_has_the_same_bytes_and_is_visible(

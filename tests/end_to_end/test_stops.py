@@ -22,7 +22,7 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.homes import read_history, tip_of
-from tests.support.prefect_server import environment_with, post
+from tests.support.prefect_server import environment_with, train_runs
 from tests.support.shipped_runs import DRIVER, run_file, settings
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
@@ -57,15 +57,9 @@ def home_of(storage: Path) -> Path:
     return next((path.parent for path in storage.glob("*/log")), storage / "not-there")
 
 
-def states_of(server: str, storage: Path) -> list[dict[str, Any]]:
-    """The states of the flow runs that train in `storage`, the newest first."""
-    runs = post(server, "flow_runs/filter", {"sort": "START_TIME_DESC"})
-    return [run["state"] for run in runs if str(storage) in json.dumps(run["parameters"])]
-
-
 def trains_in_prefect(server: str, storage: Path) -> bool:
     """Whether the first command trains, and its flow run has begun: one that is stopped before has no flow run."""
-    return trains(home_of(storage), 0) and [state["type"] for state in states_of(server, storage)] == ["RUNNING"]
+    return trains(home_of(storage), 0) and [run["state"]["type"] for run in train_runs(server, storage)] == ["RUNNING"]
 
 
 def assert_nothing_is_lost(home: Path, reason: str) -> None:
@@ -97,7 +91,7 @@ def test_signal_during_training_commits_and_exits_3(
     assert (result["exit_reason"], result["step"]) == (reason, tip_of(home).step)
     # After SIGTERM the machine may stop at any moment, so no report is written.
     assert (home / "report" / "index.html").is_file() == (reason == "sigint")
-    (state,) = states_of(server, tmp_path / "runs")
+    (state,) = [run["state"] for run in train_runs(server, tmp_path / "runs")]
     assert (state["type"], state["name"]) == ("COMPLETED", "Stopped"), out
 
 
@@ -151,7 +145,7 @@ def test_time_budget_ends_the_segment(server: str, tmp_path: Path) -> None:
     home = home_of(tmp_path / "runs")
     if commits_of(home)[-1][0]:  # a machine this slow would have spent the budget before the first step
         assert_nothing_is_lost(home, "time_budget")
-    (state,) = states_of(server, tmp_path / "runs")
+    (state,) = [run["state"] for run in train_runs(server, tmp_path / "runs")]
     assert state["name"] == "Stopped", out
     assert "time budget" in state["message"]
 
@@ -222,7 +216,7 @@ def test_preemption_notice_commits_and_exits_3(server: str, metadata: str, tmp_p
     assert json.loads(out.splitlines()[-1])["exit_reason"] == "preempted"
     assert_nothing_is_lost(home_of(tmp_path / "runs"), "preempted")
     assert not (home_of(tmp_path / "runs") / "report").exists()
-    assert [state["type"] for state in states_of(server, tmp_path / "runs")] == ["CRASHED"], out
+    assert [run["state"]["type"] for run in train_runs(server, tmp_path / "runs")] == ["CRASHED"], out
 
 
 @pytest.mark.nightly

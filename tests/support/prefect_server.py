@@ -173,6 +173,15 @@ def post(url: str, path: str, body: dict[str, Any]) -> Any:
     return _answer(f"{url}/{path}", "POST", body)
 
 
+def train_runs(url: str, path: Path) -> list[dict[str, Any]]:
+    """The flow runs that train what lies at `path`, a run file or a storage folder, the newest first.
+
+    Tests share a server: its newest flow run may be that of another test.
+    """
+    runs = post(url, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
+    return [run for run in runs if str(path) in json.dumps(run["parameters"])]
+
+
 def patch(url: str, path: str, body: dict[str, Any]) -> None:
     """Send a PATCH request with a JSON body to Prefect's API."""
     _answer(f"{url}/{path}", "PATCH", body)
