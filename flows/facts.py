@@ -1,11 +1,11 @@
 """What is known of a run: one reading of its log and of its attempts.
 
 Every command, every JSON object and the API show a part of it. `RunFacts` is what the newest entry of the log says.
-`RunStatus` adds the processes at work, the time by cause and the newest audit. `ComparedRun` adds the curves.
-`ListedRun` has the few facts that a list of many runs can afford.
+`RunStatus` adds the processes at work, the time by cause and the newest audit. `ListedRun` has the few facts that a
+list of many runs can afford. `ComparedRun` (comparison.py) adds the curves and the code.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -13,21 +13,19 @@ from typing import Any, Literal
 from flows.opened_run import Run, RunHome
 from tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.identity import differences
-from tasks.foundation.contracts.log_entry import Best, Entry, Environment, Head, StoredEntry, Totals
+from tasks.foundation.contracts.log_entry import Best, Entry, Head, StoredEntry, Totals
 from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
 from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
 from tasks.foundation.log.attempts import is_alive, read_attempts
 from tasks.foundation.log.files import entry_number
 from tasks.foundation.log.fold import Worker, workers_from
-from tasks.foundation.log.history import History, commit_of, history_of
+from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.log.receipts import LastAudit, last_audit
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import parallel_map
 
 State = Literal["at work", "complete", "ended early", "incomplete", "unknown"]
-ABSENT = "absent"
 # Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
 _RUNS_TOGETHER = 32
 _BATCH = 512
@@ -281,7 +279,8 @@ def _at_work(record: AttemptRecord, facts: RunFacts, now: datetime) -> AtWork:
     )
 
 
-def _best_json(best: Best | None) -> dict[str, Any] | None:
+def best_json(best: Best | None) -> dict[str, Any] | None:
+    """JSON values of the best evaluation."""
     return None if best is None else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step}
 
 
@@ -401,7 +400,7 @@ class ListedRun:
             "step": facts.step,
             "target": facts.target,
             "validation": facts.validation,
-            "best": _best_json(facts.best),
+            "best": best_json(facts.best),
             "entries": facts.entries,
             "last_commit": facts.last_commit,
             "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in self.at_work],
@@ -461,87 +460,3 @@ def _listed(root: Storage, name: str) -> ListedRun | None:
         return run
     now = datetime.now(UTC)
     return replace(run, at_work=[record for record in read_attempts(home).records if is_alive(record, now=now)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun(RunFacts):
-    """One of several runs beside each other, with its curves.
-
-    Attributes:
-        name: of the run, made unique among those that are compared.
-        history: the curves.
-    """
-
-    name: str
-    history: History
-
-    @property
-    def seconds(self) -> float:
-        """In committed segments, all causes together."""
-        return sum(self.history.seconds.values())
-
-    @property
-    def examples_per_second(self) -> float | None:
-        """While training; None if the log does not say it."""
-        commits = [commit_of(entry) for entry in self.history.commits]
-        seconds = sum(commit.seconds.get("train", 0.0) for commit in commits)
-        return sum(commit.examples for commit in commits) / seconds if seconds > 0 else None
-
-    def json(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "run": self.name,
-            "home": self.run.home.uri,
-            "step": self.step,
-            "epoch": self.epoch,
-            "training": self.training,
-            "validation": self.validation,
-            "test": self.test,
-            "best": _best_json(self.head.best),
-            "seconds": self.seconds,
-            "examples_per_second": self.examples_per_second,
-        }
-
-
-def compared(runs: Sequence[RunHome]) -> list[ComparedRun]:
-    """Read the logs of runs. Runs of the same name are told apart by a number.
-
-    Raises:
-        NoSuchRun: one of them has no log.
-        RunLogError: an entry of a log cannot be read.
-    """
-    found: list[ComparedRun] = []
-    for run in runs:
-        run.require_head()
-        entries = list(run.log.entries(blocks="read"))
-        names = {other.name for other in found}
-        count = 1 + sum(other.name.partition(" (")[0] == run.name for other in found)
-        name = f"{run.name} ({count})" if run.name in names or count > 1 else run.name
-        newest = entries[-1] if entries else run.require_newest()
-        totals = run.log.totals(newest)
-        found.append(ComparedRun(run=run, newest=newest, totals=totals, name=name, history=history_of(entries)))
-    return found
-
-
-def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[object]]:
-    """The identity and the environment where not all runs agree: by key, the value of each run."""
-    first, values = runs[0], dict[str, list[object]]()
-    for place, run in enumerate(runs):
-        for key, old, new in _differences(first.head, run.head):
-            values.setdefault(key, [old] * len(runs))[place] = new
-    return values
-
-
-def _differences(one: Head, other: Head) -> Iterator[tuple[str, object, object]]:
-    yield from ((each.key, each.recorded, each.now) for each in differences(one.identity, other.identity))
-    before, after = one.environment.facts(), other.environment.facts()
-    for key in dict.fromkeys([*before, *after]):
-        old, new = before.get(key, ABSENT), after.get(key, ABSENT)
-        if old != new:
-            yield f"environment.{key}" if key in Environment.model_fields else key, old, new
-
-
-def metric_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """All metrics of the curves, the loss first."""
-    names = dict.fromkeys(name for run in runs for name in run.history.metric_names)
-    return sorted(names, key=lambda name: name != "loss")

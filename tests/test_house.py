@@ -189,8 +189,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
-MOST_MODULES = 207
-MOST_LINES = 54_470
+MOST_MODULES = 208
+MOST_LINES = 54847
 
 
 def test_the_house_does_not_grow() -> None:
@@ -297,6 +297,7 @@ ARROWS_OF_FLOWS = {
     "opened_run": {"process_start"},
     "verification": {"opened_run"},
     "facts": {"opened_run"},
+    "comparison": {"facts", "opened_run"},
     "result": {"facts", "opened_run"},
     "admit": {"opened_run", "process_start", "result"},
     "runner": set(),

@@ -4,51 +4,56 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from flows.commands.options import AsJson, Verbose
-from flows.commands.output import Output, say_json
-from flows.facts import ComparedRun, compared, differing_settings, metric_names
+from flows.commands.options import AsJson
+from flows.commands.output import Output, Painted, say_json
+from flows.comparison import CodeDiff, ComparedRun, Comparison, value_text
 from flows.opened_run import open_run
-from tasks.foundation.contracts.identity import readable
+from tasks.evaluate.report.sections import cut
 from tasks.foundation.contracts.log_entry import Best
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words
+from tasks.foundation.messages import counted
+from tasks.foundation.telemetry.formatting import Style, duration_words, number_words
 
 _FEWEST, _MOST = 2, 8
-_VALUE_CHARACTERS = 60
+_WHOLE_CHARACTERS, _FEWEST_CHARACTERS, _GAP = 1000, 12, 3
+_DIFF_LINES = 40
+_DIFF_STYLES: Final[dict[str, Style]] = {"+": "green", "-": "bold red", "@": "dim"}
 _CURVE_COLUMNS = 40
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LOGARITHMIC_FROM_RATIO = 50
 
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="two or more run files, or addresses of homes")]
 Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write a page with the curves, too")]
+All = Annotated[
+    bool, typer.Option("--verbose", "-v", help="print equal values and all lines, too, and settings as recorded")
+]
 Metric = Annotated[str | None, typer.Option("--metric", metavar="NAME", help="only the curves of this metric")]
 
 
 def compare(
-    runs: Runs, *, metric: Metric = None, html: Page = None, verbose: Verbose = False, as_json: AsJson = False
+    runs: Runs, *, metric: Metric = None, html: Page = None, verbose: All = False, as_json: AsJson = False
 ) -> None:
     """Compare the settings, metrics and curves of several runs."""
     if not _FEWEST <= len(runs) <= _MOST:
         raise InvalidInput(f"{len(runs)} runs were given; name {_FEWEST} to {_MOST} of them")
-    found = compared([open_run(address) for address in runs])
-    names = metric_names(found)
+    found = Comparison.of([open_run(address) for address in runs])
+    names = found.metric_names
     if metric is not None and metric not in names:
         raise InvalidInput(f"--metric {metric} is in none of the runs; they have: {', '.join(names) or 'none'}")
     names = names if metric is None else [metric]
-    settings = differing_settings(found)
     if html is not None:
-        _write_page(html, found, settings, names)
+        _write_page(html, found, names)
     if as_json:
-        say_json({"runs": [run.json() for run in found], "settings": settings, "page": _uri(html)})
+        say_json({**found.json(), "page": _uri(html)})
         return
     out = Output.to(sys.stdout, verbose=verbose)
-    _print_runs(out, found)
-    _print_settings(out, found, settings)
-    _print_curves(out, found, names)
+    _print_runs(out, found.runs)
+    _print_changes(out, found, verbose=verbose)
+    _print_curves(out, found.runs, names)
     if html is not None:
         out.line()
         out.line(f"page: {_uri(html)}")
@@ -75,19 +80,42 @@ def _best_words(best: Best | None) -> str:
     return "" if best is None else f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
 
 
-def _print_settings(out: Output, runs: Sequence[ComparedRun], settings: dict[str, list[object]]) -> None:
+def _print_changes(out: Output, found: Comparison, *, verbose: bool) -> None:
+    names = [run.name for run in found.runs]
     out.line()
-    if not settings:
+    if found.changed:
+        room = _characters(out, [*found.changed], len(names))
+        rows = [[key, *(cut(value, room) for value in values)] for key, values in found.changed.items()]
+        out.table([["what differs", *names], *rows])
+    else:
         out.line("settings, data, code and environment are the same")
+    for each in found.code:
+        _print_diff(out, each, whole=verbose)
+    out.line()
+    if not verbose:
+        out.line(f"{counted(len(found.equal), 'equal value')}: --verbose prints them")
         return
-    rows = [["differing settings", *(run.name for run in runs)]]
-    rows += [[key, *(_value_words(out, value) for value in values)] for key, values in settings.items()]
-    out.table(rows)
+    if found.settings:
+        out.table([["as recorded", *names], *([key, *map(value_text, each)] for key, each in found.settings.items())])
+        out.line()
+    out.table([["equal values", ""], *([key, value_text(value)] for key, value in found.equal.items())])
 
 
-def _value_words(out: Output, value: object) -> str:
-    text = value if isinstance(value, str) else str(readable(value))
-    return text if out.whole or len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
+def _print_diff(out: Output, code: CodeDiff, *, whole: bool) -> None:
+    lines = code.diff.splitlines()
+    out.line()
+    out.line(f"{code.file} of {code.run}")
+    for line in lines if whole else lines[:_DIFF_LINES]:
+        out.line(Painted(f"  {line}", _DIFF_STYLES.get(line[:1], "")))
+    if not whole and len(lines) > _DIFF_LINES:
+        out.line(f"  and {counted(len(lines) - _DIFF_LINES, 'more line')}: --verbose prints them")
+
+
+def _characters(out: Output, labels: Sequence[str], values: int) -> int:
+    """How many characters of a value fit beside the others."""
+    if out.columns is None or out.whole:
+        return _WHOLE_CHARACTERS
+    return max((out.columns - max(map(len, labels))) // values - _GAP, _FEWEST_CHARACTERS)
 
 
 def _print_curves(out: Output, runs: Sequence[ComparedRun], names: Sequence[str]) -> None:
@@ -144,37 +172,53 @@ def _uri(page: Path | None) -> str | None:
     return None if page is None else str(page.resolve())
 
 
-def _write_page(
-    page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
-) -> None:
-    from tasks.evaluate.report.charts import Line
+def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
+    from tasks.evaluate.report.charts import Clock, line_of
     from tasks.evaluate.report.page import comparison_page
-    from tasks.evaluate.report.sections import Cell, number
+    from tasks.evaluate.report.sections import Cell, Section, Table, number
 
-    lines = {
-        name: [
-            Line(run=name_of, training=history.training_curve(name), validation=history.validation_curve(name))
-            for name_of, history in ((run.name, run.history) for run in runs)
+    runs = found.runs
+    metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
+    rows = [
+        [
+            Cell(run.name, strong=True),
+            number(f"{run.step:,}", run.step),
+            number("" if run.epoch is None else f"{run.epoch:.1f}", run.epoch),
+            *(number(number_words(run.validation[name]) if name in run.validation else "") for name in metrics),
+            Cell(_best_words(run.head.best)),
+            number(duration_words(run.seconds), run.seconds),
+            number(
+                "" if run.examples_per_second is None else f"{run.examples_per_second:,.0f}", run.examples_per_second
+            ),
         ]
-        for name in names
-    }
-    table = {
-        key: [value if isinstance(value, str) else str(readable(value)) for value in values]
-        for key, values in settings.items()
-    }
+        for run in runs
+    ]
+    headings = ["run", "step", "epoch", *(f"validation {name}" for name in metrics), "best", "time", "examples/s"]
+    recorded = [f"{key}: {' | '.join(map(value_text, values))}" for key, values in found.settings.items()]
+    equal = [f"{key}: {value_text(value)}" for key, value in found.equal.items()]
+    differing = Section(
+        heading="What differs",
+        table=Table(
+            headings=("", *(run.name for run in runs)),
+            rows=[
+                [Cell(key), *(Cell(value, "wrap code") for value in values)] for key, values in found.changed.items()
+            ],
+        )
+        if found.changed
+        else None,
+        note="" if found.changed else "Nothing: data, code and environment are the same.",
+        texts=(
+            *((f"{each.file} of {each.run}, compared with {runs[0].name}", each.diff) for each in found.code),
+            *([(f"{counted(len(recorded), 'differing value')} as recorded", "\n".join(recorded))] if recorded else []),
+            (counted(len(equal), "equal value"), "\n".join(equal)),
+        ),
+        unfolded=len(found.code) if sum(each.diff.count("\n") for each in found.code) < _DIFF_LINES else 0,
+    )
     text = comparison_page(
         runs=[run.name for run in runs],
-        rows=[
-            [
-                Cell(run.name, strong=True),
-                number(f"{run.step:,}", run.step),
-                Cell(metric_words(run.validation)),
-                Cell(_best_words(run.head.best)),
-            ]
-            for run in runs
-        ],
-        settings=table,
-        curves=lines,
+        sections=[Section(heading="Runs", table=Table(headings=headings, rows=rows)), differing],
+        curves={name: [line_of(run.history, name, run.name) for run in runs] for name in names},
+        clocks=[Clock.of(run.history) for run in runs],
     )
     try:
         page.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.errors import FileAlreadyThere, StorageError
 from tasks.foundation.log.history import evaluation_on_test_of
 from tasks.foundation.log.log import RunLog
@@ -216,7 +216,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         if accelerator.is_chief:
             decide = _decide(done, place.log) if on == "validation" else _decide_test(done, dataset, place.log)
             place.log.append(decide, attempt=uuid.uuid4().hex)
-            _save_confusion(counts, committed, place)
+            _save_confusion(counts, committed, dataset, place)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
     if accelerator.is_chief and checkpoint.is_in_flight and place.saves is not None:
@@ -233,11 +233,13 @@ def _keep_best(spec: RunSpec, log: RunLog) -> KeepBest | None:
     return keep_best_of(spec, log.require_head().identity)
 
 
-def _save_confusion(counts: Counts | None, checkpoint: CheckpointRef, place: Place) -> None:
+def _save_confusion(counts: Counts | None, checkpoint: CheckpointRef, dataset: DatasetRef, place: Place) -> None:
     """Save a confusion matrix, create-only. Nothing but the report depends on it, so a failure is a warning."""
     if counts is None:
         return
-    matrix = ConfusionMatrix(checkpoint=checkpoint.path, step=checkpoint.step, counts=counts)
+    names = load_manifest(place.root, dataset).class_names
+    names = names if len(names) == len(counts) else ()
+    matrix = ConfusionMatrix(checkpoint=checkpoint.path, step=checkpoint.step, counts=counts, class_names=names)
     try:
         place.home.create(confusion_path(checkpoint.path), matrix.to_json())
     except FileAlreadyThere:

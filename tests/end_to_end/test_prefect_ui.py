@@ -29,7 +29,7 @@ CHROMIUM = (
     "--enable-logging=stderr", "--virtual-time-budget=15000", "--dump-dom",
 )  # fmt: skip
 
-CHARTS = ["loss", "accuracy", "learning rate", "examples per second"]
+CHARTS = ["loss", "accuracy", "learning rate", "throughput of each segment"]
 
 
 @dataclass(frozen=True, kw_only=True)

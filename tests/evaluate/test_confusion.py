@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tasks.evaluate.evaluator import MOST_CLASSES, Confusion, Counts, Evaluator, labels_of
 from tasks.evaluate.report.page import write_report
+from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import RunLogError, StorageError
@@ -153,12 +154,15 @@ def lab(tmp_path: Path) -> Lab:
     return lab_of(tmp_path, MODEL)
 
 
-def test_matrix_of_a_run_and_its_report(lab: Lab) -> None:
+def test_matrix_of_a_run_and_its_report(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DatasetManifest, "class_names", ("a", "b", "c"))
     assert_counted(matrices(str(lab.root), 1))
     spec = run_of("linear", 1, 4)
     write_report(lab.log(spec), title="x")
     page = lab.home(spec).read("report/index.html").decode()
-    counts = read(lab, spec, lab.log(spec).require_head().tip).counts
+    matrix = read(lab, spec, lab.log(spec).require_head().tip)
+    counts = matrix.counts
+    assert matrix.class_names == ("a", "b", "c")
     right, total = sum(counts[each][each] for each in range(3)), len(examples(lab, spec))
     assert "<h2>Confusion matrix</h2>" in page
     assert "Validation examples at step 3: a row for each label, a column for each predicted class." in page

@@ -40,20 +40,20 @@ class Curve:
 
     Attributes:
         label: such as `training`.
-        kind: evaluations are dots, the others lines.
+        kind: validation points are dots joined by a dashed line, partial windows are hollow, the others lines.
         points: step and value, by step; a value that is not finite interrupts the line.
-        group: such as `run0`: curves of one run have one color where several runs are compared.
+        run: its number where several runs are compared, which then decides the color.
     """
 
     label: str
-    kind: Literal["training", "validation", "quiet"]
+    kind: Literal["training", "validation", "quiet", "partial"]
     points: Points
-    group: str = ""
+    run: int | None = None
 
     @property
     def color(self) -> str:
         """CSS class of its color."""
-        return self.group or self.kind
+        return self.kind if self.run is None else f"run{self.run}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,14 @@ class Chart:
 
     Attributes:
         caption: the name of the metric.
+        unit: of the values; empty if they have none.
         curves: at least one.
         logarithmic: whether the values are shown so at first.
         from_zero: whether the values begin at 0.
     """
 
     caption: str
+    unit: str = ""
     curves: tuple[Curve, ...]
     logarithmic: bool = False
     from_zero: bool = False
@@ -86,11 +88,13 @@ class Line:
         run: its name; empty where only one run is shown.
         training: values of the training.
         validation: values of the evaluations.
+        partial: the value of a window that is not complete yet; at most one point.
     """
 
     run: str = ""
     training: Points
     validation: Points
+    partial: Points = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +107,44 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where a step of a run is in epochs and in time.
+
+    Attributes:
+        epochs_per_step: None if the log does not know the length of an epoch.
+        segments: of each commit its first and last step, and the seconds since the run began at these.
+    """
+
+    epochs_per_step: float | None
+    segments: tuple[tuple[int, int, float, float], ...]
+
+    @classmethod
+    def of(cls, history: History) -> Self:
+        """Read it from a run's log."""
+        length = None if history.head is None else recorded_epoch(history.head.identity)
+        return cls(epochs_per_step=None if length is None else length.after(1), segments=tuple(_segments(history)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """All charts of a run.
+    """All charts of a page. They share one range of steps.
 
     Attributes:
         charts: in their order on the page.
         borders: steps at which segments end.
         events: by step.
-        epochs_per_step: None if the log does not know the length of an epoch.
-        segments: of each commit its first and last step, and the seconds since the run began at these.
+        clocks: of each run, at least one.
     """
 
     charts: tuple[Chart, ...]
-    borders: tuple[int, ...]
-    events: tuple[Event, ...]
-    epochs_per_step: float | None
-    segments: tuple[tuple[int, int, float, float], ...]
+    borders: tuple[int, ...] = ()
+    events: tuple[Event, ...] = ()
+    clocks: tuple[Clock, ...]
+
+    @property
+    def last(self) -> int:
+        """The last step of all charts."""
+        return max((curve.points[-1][0] for chart in self.charts for curve in chart.curves if curve.points), default=1)
 
     def thinned(self, most: int = _MAX_POINTS) -> Self:
         """The same charts with at most `most` points a curve, which look the same."""
@@ -142,6 +168,7 @@ class Curves:
                         {
                             "label": curve.label,
                             "kind": curve.kind,
+                            "run": curve.run or 0,
                             "color": curve.color,
                             "steps": [step for step, _ in curve.points],
                             "values": [value if math.isfinite(value) else None for _, value in curve.points],
@@ -153,46 +180,48 @@ class Curves:
             ],
             "borders": self.borders,
             "events": [{"kind": event.kind, "step": event.step, "text": event.text} for event in self.events],
-            "epochsPerStep": self.epochs_per_step,
-            "segments": self.segments,
+            "clocks": [{"epochsPerStep": each.epochs_per_step, "segments": each.segments} for each in self.clocks],
         }
 
 
 def curves_of(history: History, entries: Sequence[Entry], account: Account | None) -> Curves:
-    """Collect the curves of a run: loss, the other metrics, speed. No charts if nothing was trained.
+    """Collect the curves of a run: loss, the other metrics, throughput. No charts if nothing was trained.
 
     Args:
         history: the curves in the log.
         entries: the log, oldest first.
         account: the attempts; None if they are not recorded.
     """
-    length = None if history.head is None else recorded_epoch(history.head.identity)
     borders = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
     return Curves(
-        charts=(*_metrics(history), *_learning_rate(history), *_speed(history)) if history.segments else (),
+        charts=(*_metrics(history), *_learning_rate(history), *_throughput(history)) if history.segments else (),
         borders=borders if len(borders) <= _MAX_BORDERS else (),
         events=tuple(sorted(_events(entries, account), key=lambda event: event.step))[-_MAX_EVENTS:],
-        epochs_per_step=None if length is None else length.after(1),
-        segments=tuple(_segments(history)),
+        clocks=(Clock.of(history),),
     )
 
 
 def _metrics(history: History) -> Iterator[Chart]:
     for name in history.metric_names:
-        line = Line(training=history.training_curve(name), validation=history.validation_curve(name))
-        yield metric_chart(name, [line])
+        yield metric_chart(name, [line_of(history, name)])
+
+
+def line_of(history: History, metric: str, run: str = "") -> Line:
+    """The curves of one metric of one run, whose name is empty where only one run is shown."""
+    return Line(run=run, training=history.training_curve(metric), validation=history.validation_curve(metric))
 
 
 def metric_chart(name: str, lines: Sequence[Line]) -> Chart:
     """The chart of a metric; a loss whose values are far apart is logarithmic at first."""
     curves: list[Curve] = []
     for place, line in enumerate(lines):
-        group = f"run{place}" if line.run else ""
+        run, whose = (place, f"{line.run}, ") if line.run else (None, "")
         if line.training:
-            curves.append(Curve(label=line.run or "training", kind="training", points=line.training, group=group))
+            curves.append(Curve(label=line.run or "training", kind="training", points=line.training, run=run))
         if line.validation:
-            label = f"{line.run}, validation" if line.run else "validation"
-            curves.append(Curve(label=label, kind="validation", points=line.validation, group=group))
+            curves.append(Curve(label=f"{whose}validation", kind="validation", points=line.validation, run=run))
+        if line.partial:
+            curves.append(Curve(label=f"{whose}partial window", kind="partial", points=line.partial, run=run))
     chart = Chart(caption=name, curves=tuple(curves))
     finite = chart.finite
     positive = bool(finite) and min(finite) > 0
@@ -206,7 +235,7 @@ def _learning_rate(history: History) -> Iterator[Chart]:
         yield Chart(caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=points),))
 
 
-def _speed(history: History) -> Iterator[Chart]:
+def _throughput(history: History) -> Iterator[Chart]:
     """Examples per second of each segment: over its whole time, and over its training time only."""
     overall: list[tuple[int, float]] = []
     training: list[tuple[int, float]] = []
@@ -220,10 +249,11 @@ def _speed(history: History) -> Iterator[Chart]:
         start = end
     if overall:
         yield Chart(
-            caption="examples per second, by segment; grey: while training",
+            caption="throughput of each segment",
+            unit="examples per second",
             curves=(
-                Curve(label="while training", kind="quiet", points=training),
-                Curve(label="over the whole segment", kind="training", points=overall),
+                Curve(label="while it trains", kind="quiet", points=training),
+                Curve(label="over all its time", kind="training", points=overall),
             ),
             from_zero=True,
         )
@@ -282,17 +312,20 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 10, 32
 _HEADER = 48  # of a picture: its caption and what its marks mean
 _TICKS = 5
 _MAX_DOTS = 40
+_SIGNS = {"validation": "•", "partial": "○"}  # of a curve's kind; the others are lines
 _MAX_PICTURE_POINTS = 400  # a line has a lowest and a highest point for each three columns of a picture
 
 # CSS of charts and of their keys. One class of an element is its color, another its form, such as `line` or `dots`.
 STYLE: Final = """\
 :root { color-scheme: light dark; --card: #fff; --ink: #1f2933; --soft: #5b6671; --grid: #e9edf1; }
-.training, .run0 { --color: #2f6690; } .validation, .run1 { --color: #c4532f; } .fork, .run2 { --color: #1a7f37; }
+.training, .partial, .run0 { --color: #2f6690; } .validation, .run1 { --color: #c4532f; }
+.fork, .run2 { --color: #1a7f37; }
 .rewind, .run3 { --color: #8250df; } .change, .run4 { --color: #7a5b00; } .run5 { --color: #bf3989; }
 .run6 { --color: #0a7ea4; } .run7 { --color: #57606a; } .quiet { --color: #8894a0; } .kill { --color: #b3261e; }
 @media (prefers-color-scheme: dark) {
   :root { --card: #1a2128; --ink: #e6ebf0; --soft: #a3afbb; --grid: #27303a; }
-  .training, .run0 { --color: #76b5e8; } .validation, .run1 { --color: #f0936f; } .fork, .run2 { --color: #5fd080; }
+  .training, .partial, .run0 { --color: #76b5e8; } .validation, .run1 { --color: #f0936f; }
+  .fork, .run2 { --color: #5fd080; }
   .rewind, .run3 { --color: #c4a1ff; } .change, .run4 { --color: #e0b84c; } .run5 { --color: #f29ad0; }
   .run6 { --color: #5cc8e8; } .run7 { --color: #a9b4bf; } .quiet { --color: #7d8a97; } .kill { --color: #ff8a80; }
 }
@@ -300,6 +333,7 @@ svg { font: 11px system-ui, Helvetica, Arial, sans-serif; fill: var(--soft); }
 svg path { fill: none; stroke: var(--color); stroke-width: 1.6; stroke-linejoin: round; }
 svg .grid { stroke: var(--grid); stroke-width: 1; } svg .border { stroke-width: 1; stroke-dasharray: 1 3; }
 svg .event { stroke-dasharray: 5 3; } svg .dots { stroke-width: 6; stroke-linecap: round; }
+svg .joined { stroke-dasharray: 4 3; stroke-width: 1.2; } svg .hollow { fill: var(--card); }
 .end { text-anchor: end; } .middle { text-anchor: middle; }
 svg .card { fill: var(--card); } svg .word { fill: var(--color); }
 svg .caption { font-size: 14px; font-weight: 600; fill: var(--ink); }
@@ -326,13 +360,13 @@ def pictures_of(curves: Curves) -> Iterator[tuple[str, str]]:
     curves = replace(curves.thinned(_MAX_PICTURE_POINTS), events=events)
     box = f'width="{_WIDTH}" height="{_HEADER + _HEIGHT}"'
     for chart in curves.charts:
-        words = [(curve.color, ("• " if curve.kind == "validation" else "— ") + curve.label) for curve in chart.curves]
+        words = [(curve.color, f"{_SIGNS.get(curve.kind, '—')} {curve.label}") for curve in chart.curves]
         happened = {event.kind for event in curves.events}
         words += [(kind, f"┆ {said}") for kind, said in EVENT_WORDS.items() if kind in happened]
         parts = (
             f'<svg xmlns="http://www.w3.org/2000/svg" {box} viewBox="0 {-_HEADER} {_WIDTH} {_HEADER + _HEIGHT}">',
             f'<style>{STYLE}</style><rect class="card" y="{-_HEADER}" {box}/>',
-            f'<text class="caption" x="14" y="-27">{escape(chart.caption)}</text><text x="4" y="-8">',
+            f'<text class="caption" x="14" y="-27">{escape(_title(chart))}</text><text x="4" y="-8">',
             *(f'<tspan class="word {color}" dx="10">{escape(said)}</tspan>' for color, said in words),
             "</text>",
             *_marks(chart, curves),
@@ -343,9 +377,9 @@ def pictures_of(curves: Curves) -> Iterator[tuple[str, str]]:
 
 def _marks(chart: Chart, curves: Curves) -> Iterator[str]:
     """What a chart shows, below its caption."""
-    last = max((step for curve in chart.curves for step, _ in curve.points), default=1)
+    last = curves.last
     scale = _Scale(chart, last)
-    yield from _grid(scale, curves.epochs_per_step)
+    yield from _grid(scale, curves.clocks[0].epochs_per_step if len(curves.clocks) == 1 else None)
     yield from (f'<path class="border quiet" d="{scale.upright(step)}"/>' for step in curves.borders)
     for event in curves.events:
         if event.step <= last:
@@ -424,8 +458,11 @@ def _curve(curve: Curve, scale: _Scale, *, dots: bool) -> Iterator[str]:
             line.append(f"{'L' if joined else 'M'}{at}")
             points.append(f"M{at}h0")
         joined = drawable
-    if curve.kind != "validation":
-        yield f'<path class="line {curve.color}" d="{"".join(line)}"/>'
+    if curve.kind == "partial":
+        circles = (f"{point.removesuffix('h0')}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0" for point in points)
+        yield f'<path class="hollow {curve.color}" d="{"".join(circles)}"/>'
+        return
+    yield f'<path class="{"joined" if curve.kind == "validation" else "line"} {curve.color}" d="{"".join(line)}"/>'
     if curve.kind == "validation" or (dots and len(curve.points) <= _MAX_DOTS):
         yield f'<path class="dots {curve.color}" d="{"".join(points)}"/>'
 
@@ -438,4 +475,8 @@ def _summary(chart: Chart) -> str:
         if known:
             (first, began), (last, ended) = known[0], known[-1]
             said.append(f"{curve.label}: {number_words(began)} at step {first}, {number_words(ended)} at step {last}")
-    return f"{chart.caption}. {'; '.join(said) or 'no finite value'}"
+    return f"{_title(chart)}. {'; '.join(said) or 'no finite value'}"
+
+
+def _title(chart: Chart) -> str:
+    return f"{chart.caption}, {chart.unit}" if chart.unit else chart.caption

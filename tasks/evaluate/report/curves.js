@@ -4,21 +4,26 @@
 (() => {
   const data = JSON.parse(document.getElementById("curves").textContent);
   const height = 280, left = 58, right = 22, top = 10, bottom = 32, maxDots = 40;
-  const view = { x: "step", smoothing: 0 };
+  const view = { x: "step", smoothing: 0, zoom: null };
   const controls = document.getElementById("controls");
   const drawings = [];
 
   const units = { step: "step", epoch: "epoch", time: "hours since the run began" };
 
-  function xOf(step) {
-    if (view.x === "epoch") return step * data.epochsPerStep;
+  function xOf(step, run = 0) {
+    const { epochsPerStep, segments } = data.clocks[run];
+    if (view.x === "epoch") return step * epochsPerStep;
     if (view.x === "step") return step;
     // Within a segment, steps are spread evenly over its seconds.
-    for (const [first, last, began, ended] of data.segments) {
+    for (const [first, last, began, ended] of segments) {
       if (step <= last) return (began + ((ended - began) * (step - first)) / Math.max(last - first, 1)) / 3600;
     }
-    return (data.segments.at(-1)?.[3] ?? 0) / 3600;
+    return (segments.at(-1)?.[3] ?? 0) / 3600;
   }
+
+  // All charts show the same range.
+  const range = () => view.zoom ?? [0, Math.max(1e-9, ...data.charts.flatMap((chart) =>
+    chart.curves.map((curve) => (curve.steps.length ? xOf(curve.steps.at(-1), curve.run) : 0))))];
 
   // About `count` round numbers from low to high, 1, 2 or 5 times a power of ten apart.
   function ticks(low, high, count = 5) {
@@ -59,7 +64,7 @@
 
   class Drawing {
     constructor(figure, chart) {
-      Object.assign(this, { figure, chart, log: chart.log, zoom: null, cursor: null });
+      Object.assign(this, { figure, chart, log: chart.log, cursor: null });
       this.old = figure.querySelector("svg");
       this.label = this.old.getAttribute("aria-label");
       this.readout = figure.querySelector("output");
@@ -67,7 +72,6 @@
       box.checked = this.log;
       box.addEventListener("change", () => { this.log = box.checked; this.draw(); });
       figure.querySelector(".tools").hidden = false;
-      this.steps = [...new Set(chart.curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
     }
 
     draw() {
@@ -75,12 +79,13 @@
       const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.label });
       const usable = (value) => value !== null && (value > 0 || !this.log);
       const map = (value) => (this.log ? Math.log10(value) : value);
-      const ends = this.steps.map(xOf);
-      const [from, to] = this.zoom ?? [Math.min(0, ends[0] ?? 0), Math.max(ends.at(-1) ?? 1, 1e-9)];
+      const [from, to] = range();
       const inside = (x) => x >= from && x <= to;
       const curves = this.chart.curves.map((curve) => ({
-        ...curve, xs: curve.steps.map(xOf), shown: curve.kind === "training" ? smoothed(curve.values) : curve.values,
+        ...curve, xs: curve.steps.map((step) => xOf(step, curve.run)), shown: curve.kind === "training" ? smoothed(curve.values) : curve.values,
       }));
+      // Where there is a point: its x, and its step.
+      this.places = [...new Map(curves.flatMap(({ xs, steps }) => xs.map((x, n) => [x, steps[n]])))].sort((a, b) => a[0] - b[0]);
       const visible = curves.flatMap((curve) =>
         curve.shown.concat(curve.values).filter((value, n) => usable(value) && inside(curve.xs[n % curve.xs.length])).map(map));
       let low = visible.reduce((a, b) => Math.min(a, b), Infinity), high = visible.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -89,7 +94,7 @@
       if (high <= low) { low -= 0.5; high += 0.5; }
       const px = (x) => left + ((width - left - right) * (x - from)) / (to - from);
       const py = (value) => height - bottom - ((height - top - bottom) * (map(value) - low)) / (high - low);
-      Object.assign(this, { svg, px, from, to, width });
+      Object.assign(this, { svg, px, from, to, width, curves });
 
       const decades = this.log && high - low > 1;
       const marks = decades
@@ -118,14 +123,14 @@
           let path = "", joined = false;
           ys.forEach((value, n) => {
             const drawable = usable(value) && inside(xs[n]);
-            const dot = form === "dots" ? "h0" : "";
+            const dot = { dots: "h0", hollow: "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0" }[form] ?? "";
             if (drawable) path += `${joined && !dot ? "L" : "M"}${px(xs[n]).toFixed(1)} ${py(value).toFixed(1)}${dot}`;
             joined = drawable;
           });
           svg.append(element("path", { class: `${form} ${color}`, d: path }));
         };
         if (kind === "training" && view.smoothing > 0) draw("faint line", values);
-        if (kind !== "validation") draw("line", shown);
+        draw({ validation: "joined", partial: "hollow" }[kind] ?? "line", shown);
         if (kind === "validation" || (steps.length <= maxDots && !this.chart.zero)) draw("dots", shown);
       }
       this.hair = element("path", { class: "hair", d: "" });
@@ -137,16 +142,18 @@
       if (this.cursor !== null) this.point(this.cursor);
     }
 
-    // Says what the curves are at a step, and marks it.
-    point(step) {
-      this.cursor = step;
-      const x = xOf(step);
+    // Says what the curves are at a place, and marks it. Runs need not have points at the same x.
+    point([x, step]) {
+      this.cursor = [x, step];
       this.hair.setAttribute("d", `M${this.px(x)} ${top}V${height - bottom}`);
-      const said = this.chart.curves.flatMap((curve) => {
-        const n = curve.steps.lastIndexOf(step) === -1 ? -1 : curve.steps.indexOf(step);
-        return n === -1 ? [] : [`${curve.label} ${words(curve.values[n])}`];
+      const several = data.clocks.length > 1, near = several ? (this.to - this.from) / 100 : 0;
+      const said = this.curves.flatMap(({ label, values, xs, steps }) => {
+        const far = xs.map((each) => Math.abs(each - x)), n = far.indexOf(far.reduce((a, b) => Math.min(a, b), Infinity));
+        const at = several && steps[n] !== step ? ` at step ${steps[n].toLocaleString("en")}` : "";
+        return n === -1 || far[n] > near ? [] : [`${label} ${words(values[n])}${at}`];
       });
-      const epoch = data.epochsPerStep ? `, epoch ${words(step * data.epochsPerStep)}` : "";
+      const epochs = data.clocks[0].epochsPerStep;
+      const epoch = epochs && !several ? `, epoch ${words(step * epochs)}` : "";
       const here = data.events.filter((event) => event.step === step).map((event) => event.text);
       this.readout.textContent = [`step ${step.toLocaleString("en")}${epoch}`, ...said, ...here].join("  ·  ");
     }
@@ -154,17 +161,17 @@
     nearest(event) {
       const box = this.svg.getBoundingClientRect();
       const x = this.from + (((event.clientX - box.left) * (this.width / box.width) - left) / (this.width - left - right)) * (this.to - this.from);
-      let best = this.steps[0];
-      for (const step of this.steps) if (Math.abs(xOf(step) - x) < Math.abs(xOf(best) - x)) best = step;
+      let best = this.places[0];
+      for (const place of this.places) if (Math.abs(place[0] - x) < Math.abs(best[0] - x)) best = place;
       return [best, Math.min(Math.max(x, this.from), this.to)];
     }
 
     listen(svg) {
       let began = null;
       svg.addEventListener("pointermove", (event) => {
-        if (!this.steps.length) return;
-        const [step, x] = this.nearest(event);
-        this.point(step);
+        if (!this.places.length) return;
+        const [place, x] = this.nearest(event);
+        this.point(place);
         if (began !== null) {
           this.band.setAttribute("x", Math.min(this.px(began), this.px(x)));
           this.band.setAttribute("width", Math.abs(this.px(x) - this.px(began)));
@@ -175,19 +182,18 @@
         if (began === null) return;
         const ends = [began, this.nearest(event)[1]].sort((a, b) => a - b);
         began = null;
-        if (this.px(ends[1]) - this.px(ends[0]) > 8) this.zoom = ends;
-        this.draw();
+        if (this.px(ends[1]) - this.px(ends[0]) > 8) view.zoom = ends;
+        redraw(false);
       });
-      svg.addEventListener("dblclick", () => { this.zoom = null; this.draw(); });
+      svg.addEventListener("dblclick", () => redraw(true));
       svg.addEventListener("keydown", (event) => {
-        const at = this.cursor === null ? -1 : this.steps.indexOf(this.cursor);
-        const moved = { ArrowRight: at + 1, ArrowLeft: Math.max(at - 1, 0), Home: 0, End: this.steps.length - 1 }[event.key];
-        if (moved !== undefined && this.steps.length) {
-          this.point(this.steps[Math.min(moved, this.steps.length - 1)]);
+        const end = this.places.length - 1, at = this.places.findIndex(([x]) => x === this.cursor?.[0]);
+        const moved = { ArrowRight: at + 1, ArrowLeft: Math.max(at - 1, 0), Home: 0, End: end }[event.key];
+        if (moved !== undefined && end >= 0) {
+          this.point(this.places[Math.min(moved, end)]);
           event.preventDefault();
         } else if (event.key === "Escape") {
-          this.zoom = null;
-          this.draw();
+          redraw(true);
           this.old.focus();
         }
       });
@@ -195,15 +201,16 @@
   }
 
   function redraw(reset) {
+    if (reset) view.zoom = null;
     for (const drawing of drawings) {
-      if (reset) drawing.zoom = null;
+      if (reset) drawing.cursor = null;
       drawing.draw();
     }
   }
 
   for (const choice of controls.querySelectorAll("input[name=x]")) {
-    if (choice.value === "epoch" && !data.epochsPerStep) choice.parentElement.hidden = true;
-    if (choice.value === "time" && !data.segments.length) choice.parentElement.hidden = true;
+    if (choice.value === "epoch" && data.clocks.some((clock) => !clock.epochsPerStep)) choice.parentElement.hidden = true;
+    if (choice.value === "time" && data.clocks.some((clock) => !clock.segments.length)) choice.parentElement.hidden = true;
     choice.addEventListener("change", () => { view.x = choice.value; redraw(true); });
   }
   controls.querySelector("input[type=range]").addEventListener("input", (event) => {

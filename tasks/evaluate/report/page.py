@@ -16,7 +16,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Curves, Line, curves_of, metric_chart, svg_of
+from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Clock, Curves, Line, curves_of, metric_chart, svg_of
 from tasks.evaluate.report.sections import (
     Cell,
     Section,
@@ -101,7 +101,9 @@ def html_page(
         address=address,
         introduction=introduction,
         tiles=tiles,
-        charts=[{"caption": chart.caption, "svg": svg_of(chart, curves)} for chart in curves.charts],
+        charts=[
+            {"caption": chart.caption, "unit": chart.unit, "svg": svg_of(chart, curves)} for chart in curves.charts
+        ],
         keys=keys,
         sections=sections,
         chart_style=STYLE,
@@ -126,7 +128,12 @@ _GOODPUT_FROM_SECONDS = 3600.0
 
 def _keys(curves: Curves) -> Iterator[Key]:
     """What the lines of the charts mean, of those that are there."""
-    words = {"training": "training", "validation": "validation"}
+    words = {
+        "training": "training",
+        "validation": "validation",
+        "partial": "window that is not complete yet",
+        "quiet": "throughput without compilation, commits and evaluations",
+    }
     kinds = {curve.kind for chart in curves.charts for curve in chart.curves}
     yield from (Key(kind, said) for kind, said in words.items() if kind in kinds)
     if curves.borders:
@@ -283,49 +290,23 @@ def reported_entry(home: Storage) -> int | None:
 
 
 def comparison_page(
-    *,
-    runs: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    settings: Mapping[str, Sequence[str]],
-    curves: Mapping[str, Sequence[Line]],
+    *, runs: Sequence[str], sections: Sequence[Section], curves: Mapping[str, Sequence[Line]], clocks: Sequence[Clock]
 ) -> str:
     """The page as HTML.
 
     Args:
         runs: their names, at least two.
-        rows: what is said of each run: its name, step, metrics on the validation set, and best.
-        settings: where the runs differ: by key, the value of each run.
+        sections: what is said of the runs, and where they differ.
         curves: by metric, the curves of each run, in the order of the runs.
+        clocks: of each run.
     """
     charts = [metric_chart(name, lines) for name, lines in curves.items()]
-    sections = [
-        Section(
-            heading="Runs",
-            table=Table(headings=("run", "step", "validation", "best"), rows=rows),
-        )
-    ]
-    if settings:
-        different = [[Cell(key), *(Cell(value, "wrap code") for value in values)] for key, values in settings.items()]
-        sections.append(
-            Section(
-                heading="Differing settings",
-                table=Table(headings=("setting", *runs), rows=different),
-            )
-        )
-    else:
-        sections.append(Section(heading="Differing settings", note="None: data, code and environment are the same."))
     return html_page(
         title=" / ".join(runs),
         address=f"{len(runs)} runs",
-        introduction=["Lines are the training, dots the validation set."],
+        introduction=["Lines are the training, dots joined by dashes the validation set."],
         tiles=[],
-        curves=Curves(
-            charts=tuple(chart for chart in charts if chart.curves),
-            borders=(),
-            events=(),
-            epochs_per_step=None,
-            segments=(),
-        ),
+        curves=Curves(charts=tuple(chart for chart in charts if chart.curves), clocks=tuple(clocks)),
         keys=[Key(f"run{place}", run) for place, run in enumerate(runs)],
         sections=sections,
     )

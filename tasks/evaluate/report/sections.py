@@ -111,12 +111,14 @@ class Section:
         table: None: no table.
         note: below the table.
         texts: names and contents of files.
+        unfolded: how many of the texts are shown at once, from the first.
     """
 
     heading: str
     table: Table | None = None
     note: str = ""
     texts: tuple[tuple[str, str], ...] = ()
+    unfolded: int = 0
 
 
 def number(text: str, sort: float | None = None) -> Cell:
@@ -345,12 +347,13 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
     except (AnotherVersion, FileMissing, FileTooLarge, RunLogError):  # informational
         return
     classes = range(len(matrix.counts))
+    names = matrix.class_names or tuple(map(str, classes))
     total, right = sum(map(sum, matrix.counts)), sum(matrix.counts[each][each] for each in classes)
     yield Section(
         heading="Confusion matrix",
         table=Table(
-            headings=("label", *(str(each) for each in classes)),
-            rows=[[Cell(str(label), strong=True), *_cells(matrix.counts[label], label)] for label in classes],
+            headings=("label", *names),
+            rows=[[Cell(names[label], strong=True), *_cells(matrix.counts[label], label)] for label in classes],
         ),
         note=f"Validation examples at step {matrix.step:,}: a row for each label, a column for each predicted class. "
         f"{right:,} of {total:,} are predicted right. Sample weights do not count.",
@@ -390,7 +393,7 @@ def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
             "run file, all keys",
             yaml_text(spec.model_dump(mode="json")),
         ),
-        *((file.path, file.text) for file in saved.files if file.text is not None),
+        *saved.text_files.items(),
     ]
     yield Section(
         heading="Run file and code",
@@ -468,14 +471,27 @@ def code_changes_section(home: Storage, entries: Sequence[Entry]) -> Iterator[Se
         if old is None or new is None:
             continue
         step = 0 if entry.head.tip is None else entry.head.tip.step
-        for name in dict.fromkeys([*old, *new]):
-            lines = difflib.unified_diff(
-                old.get(name, "").splitlines(), new.get(name, "").splitlines(), "before", "after", lineterm=""
-            )
-            if found := "\n".join(lines):
-                texts.append((f"entry {entry.number:,}, from step {step:,} on: {name}", cut_text(found)))
+        for name, diff in code_diffs(old, new, "before", "after"):
+            texts.append((f"entry {entry.number:,}, from step {step:,} on: {name}", cut_text(diff)))
     if texts:
         yield Section(heading="What accepted changes changed", texts=tuple(texts))
+
+
+def code_diffs(
+    before: Mapping[str, str], after: Mapping[str, str], before_name: str, after_name: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the files that differ, each with its unified diff.
+
+    Args:
+        before: text by file.
+        after: the same of the other side.
+        before_name: of that side, in the diff's first line.
+        after_name: in its second line.
+    """
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+        if found := "\n".join(difflib.unified_diff(old, new, before_name, after_name, lineterm="")):
+            yield name, found
 
 
 def _files(home: Storage, path: object) -> Mapping[str, str] | None:
@@ -484,7 +500,7 @@ def _files(home: Storage, path: object) -> Mapping[str, str] | None:
     if saved is None:
         return None
     run_file = yaml_text(saved.run_file.model_dump(mode="json"))
-    return {_RUN_FILE: run_file, **{file.path: file.text for file in saved.files if file.text is not None}}
+    return {_RUN_FILE: run_file, **saved.text_files}
 
 
 _ERROR_CHARACTERS = 160

@@ -1,9 +1,10 @@
 """A prepared dataset: the features of its examples, its shards, and the digest that its manifest has of both."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -15,6 +16,9 @@ from tasks.foundation.messages import listed, masked
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
 # inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.
 Reading = Literal["examples", "lists", "rows"]
+# In the origin of a dataset: a JSON list of the names of its classes.
+CLASSES: Final = "classes"
+_NAME_CHARACTERS: Final = 60
 PREPARE_AGAIN = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
@@ -123,6 +127,15 @@ class DatasetManifest(Contract):
         if self.train and self.mixture:
             raise ValueError("a mixture has no shards of its own")
         return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their numbers, as the source has them; empty if it has none."""
+        try:
+            names = json.loads(self.origin.get(CLASSES, "[]"))
+        except ValueError:  # informational
+            return ()
+        return tuple(str(name)[:_NAME_CHARACTERS] for name in names) if isinstance(names, list) else ()
 
     @property
     def train_examples(self) -> int:

@@ -214,6 +214,11 @@ class SavedCode(Contract):
     revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
     model: ModelSummary | None = Field(default=None, description="None: not known")
 
+    @property
+    def text_files(self) -> dict[str, str]:
+        """The text of each file that is text, by its path."""
+        return {file.path: file.text for file in self.files if file.text is not None}
+
     @classmethod
     def of(
         cls,
@@ -250,11 +255,14 @@ class ConfusionMatrix(Contract):
     counts: tuple[tuple[NonNegativeInt, ...], ...] = Field(
         description="examples; a row for each label, a column for each predicted class"
     )
+    class_names: tuple[str, ...] = Field(default=(), description="in the order of the counts; empty: not known")
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.counts) for row in self.counts):
             raise ValueError("the rows of counts have different lengths")
+        if len(self.class_names) not in {0, len(self.counts)}:
+            raise ValueError(f"{len(self.class_names)} class names for {len(self.counts)} classes")
         return self
 
 

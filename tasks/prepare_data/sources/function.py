@@ -11,6 +11,7 @@ ends is noticed before it fills the disk.
 import ast
 import inspect
 import itertools
+import json
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from types import CodeType, GeneratorType
 from typing import Any, TypeVar
 
 from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.contracts.dataset import CLASSES
 from tasks.foundation.dataset.features import describe_shapes, flatten, shared_batch_size, single_example_shapes
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.messages import counted, message
@@ -442,6 +444,18 @@ def _is_whole(part: object) -> bool:
     return is_table(part) or (isinstance(part, list | tuple) and len(part) > 0)
 
 
+def class_names_of(returned: object) -> list[str]:
+    """Return the names of the classes that a dataset has, in the order of their numbers; empty if it says none.
+
+    Keras's datasets of directories have `class_names`, those of Hugging Face and of TFDS one feature with `names`.
+    """
+    features = getattr(returned, "features", None)
+    kinds = features.values() if isinstance(features, Mapping) else ()
+    labels = [each.names for each in kinds if hasattr(each, "names")]
+    names = getattr(returned, "class_names", labels[0] if len(labels) == 1 else None)
+    return list(map(str, names)) if isinstance(names, list | tuple) else []
+
+
 def _describe_type(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
@@ -479,6 +493,9 @@ def function(
     content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
 
+    # What the function returns adds the names of the classes. It is written after all examples are read.
+    origin = {reference: f"sha256 {content}"}
+
     def read() -> Iterator[LocatedExample]:
         # Each reading draws the same random numbers.
         module = reference.partition(":")[0]
@@ -495,6 +512,8 @@ def function(
 
         with DrawWatch(reference, warn).of_tf_data():
             returned = call_user(reference, lambda: load(**options), surroundings)
+        if names := call_user(reference, lambda: class_names_of(returned), surroundings):
+            origin[CLASSES] = json.dumps(names)
         reader = Reader(
             reference=reference,
             batched=data.batched,
@@ -507,7 +526,7 @@ def function(
         )
         yield from _first(reader.read(returned), data.examples, reference=reference, note=note)
 
-    return Source(content=content, settings=options, origin={reference: f"sha256 {content}"}, length=None, read=read)
+    return Source(content=content, settings=options, origin=origin, length=None, read=read)
 
 
 def _check_options(reference: str, load: Callable[..., object], options: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from tasks.foundation.contracts.dataset import CLASSES
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.interface import FileStat
@@ -124,7 +125,7 @@ def images(options: Mapping[str, Any], folder: Path) -> Source:
         content=found.content,
         # Together with the order of the files, the counts determine each image's class.
         settings={"classes": counts, "size": chosen.size, "channels": chosen.channels},
-        origin={"classes": json.dumps(list(counts)), **found.origin},
+        origin={CLASSES: json.dumps(list(counts)), **found.origin},
         length=len(files),
         # For images in a store, each image's checksum is compared while reading.
         read=read if found.stats else lambda: require_unchanged(files, found, read()),

@@ -19,6 +19,7 @@ from flows.commands.main import main
 from tasks.evaluate.report.charts import curves_of, pictures_of
 from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
@@ -127,7 +128,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def captions(page: str) -> list[str]:
-    return [html.unescape(text) for text in re.findall(r"<figcaption>(.*?)</figcaption>", page)]
+    return [html.unescape(text) for text in re.findall(r"<figcaption>(.*?)(?: <span>.*?)?</figcaption>", page)]
 
 
 def drawn(page: str) -> dict[str, Any]:
@@ -149,8 +150,11 @@ def test_page_shows_the_run(run: Run) -> None:
     for words in ("0.8125", "segment end", "initialized", "tensorflow", "2.19.1", "train.seed", "1.2 MB", "180"):
         assert words in page, words
     assert re.search(r'<span class="mark tip">tip</span><span class="mark best">best</span>', page)
-    assert captions(page) == ["loss", "accuracy", "examples per second, by segment; grey: while training"]
-    training, validation = ({"label": kind, "kind": kind, "color": kind} for kind in ("training", "validation"))
+    assert captions(page) == ["loss", "accuracy", "throughput of each segment"]
+    assert "<span>examples per second</span>" in page
+    training, validation = (
+        {"label": kind, "kind": kind, "color": kind, "run": 0} for kind in ("training", "validation")
+    )
     assert drawn(page)["charts"][0]["curves"] == [
         training | {"steps": [50, 100, 200], "values": [2.0, 1.0, 0.5]},
         validation | {"steps": [200], "values": [0.6]},
@@ -300,7 +304,7 @@ def test_page_names_neither_hosts_nor_folders_of_people_unless_asked(run: Run) -
 
 
 def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:
-    segments = drawn(trained(run).report())["segments"]
+    segments = drawn(trained(run).report())["clocks"][0]["segments"]
     assert [each[:2] for each in segments] == [[0, 0], [0, 100], [100, 200]]
     assert [round(each[3] - each[2], 3) for each in segments] == [0.0, 4.0, 3.0]
 
@@ -413,6 +417,7 @@ def test_pictures_stand_alone(run: Run) -> None:
     assert words_in(loss)[:4] == ["loss", "— training", "• validation", "┆ rewind"]
     assert "@media (prefers-color-scheme: dark)" in "".join(loss.itertext())
     assert len([each for each in loss.iter() if each.get("class") == "dots validation"]) == 1
+    assert len([each for each in loss.iter() if each.get("class") == "joined validation"]) == 1
     assert not {name for each in loss.iter() for name in each.attrib} & {"href", "src"}
     assert "hunter2" not in "".join(loss.itertext())
 
@@ -433,6 +438,26 @@ def test_picture_of_a_long_curve_is_small(run: Run) -> None:
     loss = pictures(run)["loss"]
     assert len(ET.tostring(loss)) < 12_000
     assert "200,000" in words_in(loss)  # the axis ends where the curve ends
+
+
+def test_charts_share_one_range_of_steps(run: Run) -> None:
+    ref = run.commit(100, [{"loss": 1.0}], {"train": 1.0})
+    run.commit(400, [{"loss": 0.5}], {"train": 1.0})
+    run.evaluate(ref, {"accuracy": 0.5})  # whose chart has no later point
+    found = pictures(run)
+    axes = [[text for text in words_in(each) if text in {"0", "100", "200", "300", "400"}] for each in found.values()]
+    assert all(axis[-5:] == ["0", "100", "200", "300", "400"] for axis in axes)
+    assert len(axes) == 3
+
+
+def test_confusion_matrix_names_its_classes(run: Run) -> None:
+    ref = run.commit(100, [{"loss": 1.0}])
+    run.evaluate(ref, {"accuracy": 0.75})
+    matrix = ConfusionMatrix(checkpoint=ref.path, step=100, counts=((2, 1), (0, 1)), class_names=("<cat>", "dog"))
+    run.home.write(confusion_path(ref.path), matrix.to_json())
+    page = run.report()
+    assert rows_below(page, "Confusion matrix") == [["&lt;cat&gt;", "2", "1"], ["dog", "·", "1"]]
+    assert '<th class="number">&lt;cat&gt;</th><th class="number">dog</th>' in page
 
 
 def test_quarantined_checkpoint_shows_the_reason(run: Run) -> None:

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 from flows.commands.compare import sparkline
 from flows.commands.main import main
+from tasks.foundation.contracts.home_files import ModelSummary
 from tasks.foundation.contracts.log_entry import Change
+from tasks.foundation.model.code_digest import save_code
+from tasks.foundation.storage.local import LocalStorage
+from tests.evaluate.report.test_saved_code_sections import spec_of_model
 from tests.support.fake_run import FakeRun
 
 HOSTILE = "<script>x</script>"
@@ -50,6 +54,7 @@ def test_runs_stand_beside_each_other(compared: Callable[..., str]) -> None:
     assert re.search(r"^validation accuracy +0.5 +0.75$", text, re.MULTILINE)
     assert re.search(r"^train.seed +0 +7$", text, re.MULTILINE)
     assert re.search(r"^environment.replicas +2 +4$", text, re.MULTILINE)
+    assert re.search(r"^\d+ equal values: --verbose prints them$", text, re.MULTILINE)
     assert re.search(r"^training loss, steps 0 to 250\none +[▁-█]+", text, re.MULTILINE)
 
 
@@ -59,7 +64,66 @@ def test_json_has_the_same_facts(compared: Callable[..., str], runs: list[FakeRu
         ("one", runs[0].address, 100), ("two", runs[1].address, 250),
     ]  # fmt: skip
     assert facts["settings"] == {"train.seed": [0, 7], "environment.replicas": [2, 4]}
+    assert facts["changed"] == {"train.seed": ["0", "7"], "environment.replicas": ["2", "4"]}
+    assert facts["equal"]["environment.inter_op_threads"] == 1
+    assert facts["code"] == []
     assert facts["page"] is None
+
+
+CODE = "def build_model():\n    return compiled({rate}, units=8)\n"
+
+
+def edited(folder: Path, name: str, *, rate: float = 0.003, units: int = 8, code: str = CODE) -> FakeRun:
+    """A run whose home has its code, with all that Baton records of an optimizer and an architecture."""
+    source, home = folder / f"code-{name}", LocalStorage(folder / "runs" / name)
+    source.mkdir()
+    (source / "model.py").write_text(code.format(rate=rate))
+    model = ModelSummary(layers=(), trainable=10 * units, frozen=0, optimizer=0)
+    layer = {"class_name": "Dense", "config": {"name": "wide", "units": units, "activation": "relu"}}
+    identity = {
+        **save_code(home, spec_of_model(), source, model),
+        "compile.optimizer": {
+            "class_name": "Adam",
+            "config": {
+                "name": "adam",
+                "learning_rate": rate,
+                "clipnorm": None,
+            },
+        },
+        "compile.loss": "mse",
+        "model.config": {"class_name": "Sequential", "config": {"layers": [layer]}},
+        "model.code": {"model.py:build_model": f"{units:032x}{rate}"},
+    }
+    return FakeRun(folder, name, identity=identity)
+
+
+def compare_edited(capsys: pytest.CaptureFixture[str], *runs: FakeRun, words: tuple[str, ...] = ()) -> str:
+    assert main(["compare", *(run.address for run in runs), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_edited_learning_rate_is_one_row_and_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = edited(tmp_path, "one"), edited(tmp_path, "two", rate=0.001)
+    text = compare_edited(capsys, *runs)
+    rows = text.split("what differs")[1].split("\n\n")[0].splitlines()[1:]
+    assert [row.split() for row in rows] == [["learning", "rate", "0.003", "0.001"], ["code", "model.py", "+1", "-1"]]
+    assert "  -    return compiled(0.003, units=8)\n  +    return compiled(0.001, units=8)\n" in text
+    verbose = compare_edited(capsys, *runs, words=("--verbose",))
+    assert re.search(r"^compile.optimizer.config.learning_rate +0.003 +0.001$", verbose, re.MULTILINE)
+    assert re.search(r"^compile.loss +mse$", verbose, re.MULTILINE)
+    assert "clipnorm" not in verbose
+    page = tmp_path / "page.html"
+    compare_edited(capsys, *runs, words=("--html", str(page)))
+    html = page.read_text(encoding="utf-8")
+    assert "<summary>model.py of two, compared with one</summary><pre>--- one\n+++ two\n" in html
+    assert re.search(r"<summary>\d+ equal values</summary><pre>[^<]*compile.loss: mse\n", html)
+
+
+def test_other_architecture_is_named_by_layer_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = compare_edited(capsys, edited(tmp_path, "one"), edited(tmp_path, "two", units=16))
+    assert re.search(r"^parameters +80 +160$", text, re.MULTILINE)
+    assert re.search(r"^layer wide: units +8 +16$", text, re.MULTILINE)
+    assert "model.config" not in text
 
 
 def test_same_run_twice_differs_in_nothing(runs: list[FakeRun], capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +148,9 @@ def test_page_draws_the_curves_over_each_other(compared: Callable[..., str], tmp
         ("one", "run0", [100]), ("two", "run1", [100, 250]),
     ]  # fmt: skip
     assert '<span class="key run1"></span>two' in text
+    # Each run has its own epochs and its own time.
+    assert [curve["run"] for curve in training] == [0, 1]
+    assert [[each[1] for each in clock["segments"]] for clock in data["clocks"]] == [[0, 100], [0, 100, 250]]
 
 
 def test_hostile_settings_are_text_on_the_page(tmp_path: Path) -> None:

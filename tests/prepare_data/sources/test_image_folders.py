@@ -72,7 +72,7 @@ def test_folders_are_classes_and_images_are_resized(workshop: Any) -> None:
         ("x", "uint8", (6, 5, 3)),
         ("y", "int64", ()),
     ]
-    assert json.loads(manifest.origin["classes"]) == ["ant", "cat", "dog"]
+    assert manifest.class_names == ("ant", "cat", "dog")
     assert manifest.origin["one.jpeg"].startswith("crc32c ")
     assert found(workshop, ref) == LABELS
 

@@ -258,3 +258,28 @@ def test_random_numbers_are_the_same_in_each_reading(workshop: Workshop) -> None
     values = zip(np.ravel(first), np.ravel(other), strict=True)
     assert all(here != there for here, there in values)
     assert np.random.default_rng().random() != np.random.default_rng().random()
+
+
+ROWS = """
+class Label:
+    names = ["no", "yes"]
+
+
+class Rows:
+    features = {"x": None, "label": Label()}
+
+    def __iter__(self):
+        return zip(x, y % 2)
+
+
+def load():
+"""
+
+
+@pytest.mark.parametrize(
+    "body", ["found = dataset(x, y % 2)\n    found.class_names = ['no', 'yes']\n    return found", "return Rows()"]
+)
+def test_names_of_classes_are_kept(workshop: Workshop, body: str) -> None:
+    """As `keras.utils.image_dataset_from_directory` and Hugging Face's datasets have them."""
+    workshop.write("data.py", f"{HEAD}{ROWS}    {body}\n")
+    assert load_manifest(workshop.storage, workshop.prepare(LOAD)).class_names == ("no", "yes")
