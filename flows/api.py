@@ -150,17 +150,25 @@ class Run:
 
     @errors_in_python_words()
     def history(self) -> Rows:
-        """Return a row for each `train.log_every_steps`: step, epoch, learning_rate, and the training metrics."""
+        """Return the rows of the log: step, epoch, learning_rate, what callbacks logged, and the training metrics."""
         history = self._history()
-        return self._rows([(row.step, {"learning_rate": row.learning_rate}, row.metrics) for row in history.rows])
+        logged = {each.step: each.values for each in history.logged if each.on == "row"}
+        return self._rows(
+            [
+                (row.step, {"learning_rate": row.learning_rate, **logged.get(row.step, {})}, row.metrics)
+                for row in history.rows
+            ]
+        )
 
     @errors_in_python_words()
     def evaluations(self) -> Rows:
-        """Return the evaluations, oldest first: step, epoch, on (validation or test), examples, and the metrics."""
+        """Return the evaluations by step: on (validation or test), examples, what callbacks logged, and the metrics."""
         history = self._history()
+        logged = {each.step: each.values for each in history.logged if each.on == "evaluation"}
         validation: list[_Row] = [
-            (each.checkpoint.step, {"on": "validation", "examples": each.examples}, each.metrics)
+            (step, {"on": "validation", "examples": each.examples, **logged.get(step, {})}, each.metrics)
             for each in history.evaluations
+            for step in [each.checkpoint.step]
         ]
         test: list[_Row] = [
             (each.checkpoint.step, {"on": "test", "examples": each.examples}, each.metrics) for each in history.tests

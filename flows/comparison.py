@@ -72,6 +72,8 @@ class ComparedRun(RunFacts):
             "best": best_json(self.head.best),
             "seconds": self.seconds,
             "examples_per_second": self.examples_per_second,
+            "metadata": self.totals.metadata,
+            "logged": None if self.totals.logged is None else self.totals.logged.model_dump(),
         }
 
 
@@ -96,7 +98,7 @@ class Comparison:
 
     Attributes:
         runs: at least two.
-        settings: the identity and the environment where not all runs agree: by key, the value of each run.
+        settings: metadata, identity and environment where not all runs agree: by key, the value of each run.
         changed: the same as a person would say it: by words, the text of each run.
         code: the files that differ from those of the first run.
         equal: what all runs have, by key, without what is empty.
@@ -165,8 +167,13 @@ def compared(runs: Sequence[RunHome]) -> list[ComparedRun]:
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[object]]:
-    """The identity and the environment where not all runs agree: by key, the value of each run."""
+    """Metadata, identity and environment where not all runs agree: by key, the value of each run."""
     first, values = runs[0], dict[str, list[object]]()
+    known = [run.totals.metadata for run in runs]
+    for name in dict.fromkeys(name for each in known for name in each):
+        of_runs: list[object] = [each.get(name, ABSENT) for each in known]
+        if any(value != of_runs[0] for value in of_runs):
+            values[f"metadata.{name}"] = of_runs
     for place, run in enumerate(runs):
         for key, old, new in _differences(first.head, run.head):
             values.setdefault(key, [old] * len(runs))[place] = new
@@ -199,6 +206,8 @@ def _equal(runs: Sequence[ComparedRun], settings: Mapping[str, object]) -> Itera
         yield from (
             (name, value) for name, value in leaves(key, identity[key]) if name not in settings and value not in _EMPTY
         )
+    metadata = {f"metadata.{name}": value for name, value in runs[0].totals.metadata.items()}
+    yield from ((key, value) for key, value in metadata.items() if key not in settings)
     for name, value in runs[0].head.environment.facts().items():
         if _key_of_environment(name) not in settings:
             yield _key_of_environment(name), value

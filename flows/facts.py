@@ -251,6 +251,8 @@ class RunStatus(RunFacts):
             "quarantined": [_checkpoint_json(ref) for ref in head.quarantined],
             "skipped_batches": head.skipped_batches,
             "finished": None if head.finished is None else head.finished.model_dump(),
+            "metadata": totals.metadata,
+            "logged": None if totals.logged is None else totals.logged.model_dump(),
             "forked_from": None if totals.forked_from is None else totals.forked_from.model_dump(),
             "seconds": self.seconds,
             "account": None if self.account is None else _account_json(self.account),

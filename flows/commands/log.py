@@ -1,5 +1,6 @@
 """`baton log`: prints the entries of a run's log, newest last, and where attempts hung between them."""
 
+import json
 import sys
 from datetime import UTC, datetime
 
@@ -25,7 +26,7 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
 )
 from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import epoch_words, metric_words, size_words
+from tasks.foundation.telemetry.formatting import epoch_words, metric_words, plain_words, size_words
 
 
 def log(
@@ -131,10 +132,13 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
                 commit.exit_reason,
                 begun,
                 metrics,
+                plain_words(commit.logged[-1].values) if commit.logged else "",
+                "" if commit.metadata is None else f"metadata {json.dumps(commit.metadata, ensure_ascii=False)}",
             )
             return "  ".join(word for word in words if word)
         case Evaluation() as evaluation:
-            return f"{metric_words(evaluation.metrics)}  ({counted(evaluation.examples, 'validation example')})"
+            values = f"{metric_words(evaluation.metrics)}  {plain_words(evaluation.logged)}".rstrip()
+            return f"{values}  ({counted(evaluation.examples, 'validation example')})"
         case EvaluationOnTest() as test:
             return f"{metric_words(test.metrics)}  ({counted(test.examples, 'test example')})"
         case Finish() as finish:

@@ -1,5 +1,6 @@
 """`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
+import json
 import sys
 import time
 from contextlib import suppress
@@ -24,6 +25,7 @@ from tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
     number_words,
+    plain_words,
     size_words,
     step_words,
     style_of,
@@ -109,6 +111,14 @@ def _results(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
     lines += [("worker", _worker_words(worker)) for worker in facts.workers]
     if head.skipped_batches:
         lines.append(("skipped", f"{counted(head.skipped_batches, 'global batch', 'global batches')}, by rewinds"))
+    if totals.logged is not None:
+        lines.append(
+            ("logged", f"{plain_words(totals.logged.values)}  ({totals.logged.on}, step {totals.logged.step})")
+        )
+    lines += [
+        ("metadata", f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+        for name, value in totals.metadata.items()
+    ]
     if totals.forked_from is not None:
         lines.append(("forked", f"from step {totals.forked_from.step} of {totals.forked_from.home}"))
     return lines

@@ -11,16 +11,27 @@ Detect a loss that blows up. It reads logged rows only, so the result does not d
 import logging
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, MetricRow
-from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
+from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow
+from tasks.foundation.contracts.run_spec import (
+    MOST_NAME_CHARACTERS,
+    MOST_PLAIN_VALUES,
+    MOST_TEXT_CHARACTERS,
+    RunSpec,
+    callbacks_act_at_evaluations,
+    epochs_of_callbacks,
+    is_plain,
+)
 from tasks.foundation.errors import BlowUp, RunLogError
 from tasks.foundation.log.history import evaluation_of, recent_rows
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.messages import listed, masked_values, shown
 from tasks.foundation.model.user_callbacks import (
     LARGE_STATE_BYTES,
     StartedCallbacks,
@@ -36,6 +47,8 @@ from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 
 _LOGGER = logging.getLogger(__name__)
+# A row has it, and Keras's callbacks that set it add it to the logs.
+_LEARNING_RATE = "learning_rate"
 _TO_GO_ON = "correct it, and go on from the newest checkpoint with --accept callbacks"
 
 
@@ -70,6 +83,8 @@ class Callbacks:
         self._said_size = LARGE_STATE_BYTES
         # Metrics of the newest row, in a run whose epochs end with an evaluation; None if the state has none.
         self._row: dict[str, float] | None = None
+        self._added: list[LoggedValues] = []
+        self._noted = False
 
     def recall(self) -> None:
         """Restore the callbacks' state from the train state; keep the initial one if there is none."""
@@ -142,6 +157,11 @@ class Callbacks:
             self._begin_batch(row.step)
         self._keep()
 
+    def take_added(self) -> tuple[LoggedValues, ...]:
+        """Take what callbacks have added to the logs of epochs since the last call."""
+        added, self._added = tuple(self._added), []
+        return added
+
     def end_training(self) -> None:
         """Call `on_train_end`: the run has reached its target, or callbacks have ended it. Its changes are not saved.
 
@@ -159,11 +179,38 @@ class Callbacks:
             self._call_all("on_train_batch_begin", step - self._epochs.end_of(self._epochs.ended_by(step)), {})
 
     def _end_epoch(self, step: int, logs: dict[str, float], *, begin_next: bool) -> None:
-        epoch = self._epochs.last(step)
+        epoch, metrics = self._epochs.last(step), {*logs, _LEARNING_RATE}
         self._call_all("on_epoch_end", epoch, logs)
         self._logs = logs
+        self._note_added(step, {name: value for name, value in logs.items() if name not in metrics})
         if self.ended is None and begin_next:
             self._call_all("on_epoch_begin", epoch + 1, {})
+
+    def _note_added(self, step: int, added: Mapping[Any, Any]) -> None:
+        """Keep the plain values that callbacks added to the logs of an epoch; name the others once."""
+        found = {name: _as_python(value) for name, value in added.items()}
+        plain = {
+            name: masked_values(value, name)
+            for name, value in found.items()
+            if isinstance(name, str)
+            and len(name) <= MOST_NAME_CHARACTERS
+            and (isinstance(value, float) or is_plain(value))
+        }
+        plain = dict(list(plain.items())[:MOST_PLAIN_VALUES])
+        if plain:
+            on: Literal["row", "evaluation"] = "evaluation" if self._at_evaluations else "row"
+            self._added.append(LoggedValues(step=step, on=on, values=plain))
+        others = [shown(str(name)) for name in found if name not in plain]
+        if others and not self._noted:
+            self._noted = True
+            _LOGGER.warning(
+                "%s: the log of the run leaves out %s, which callbacks added to logs; it has numbers, true and false, "
+                "and texts of up to %d characters, at most %d at an epoch",
+                self._reference,
+                listed(others),
+                MOST_TEXT_CHARACTERS,
+                MOST_PLAIN_VALUES,
+            )
 
     def _call_all(self, hook: str, *arguments: Any) -> None:
         """Call a hook of all callbacks; the arguments are as in Keras: the number of the epoch or batch, and logs."""
@@ -182,6 +229,11 @@ class Callbacks:
             self._said_size = 2 * size
             for words in filter(None, map(large_state_words, self._callbacks)):
                 _LOGGER.warning("%s: %s", self._reference, words)
+
+
+def _as_python(value: Any) -> Any:
+    """A number of NumPy or TensorFlow as Python's; any other value as it is."""
+    return np.asarray(value).item() if getattr(value, "shape", None) == () else value
 
 
 def callbacks_of(warm: WarmState) -> Callbacks:

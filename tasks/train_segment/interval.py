@@ -22,6 +22,7 @@ from tasks.foundation.contracts.log_entry import (
     Commit,
     Entry,
     ExitReason,
+    LoggedValues,
     MetricRow,
     SegmentRequest,
     SegmentResult,
@@ -62,6 +63,7 @@ class IntervalWork:
         """
         self.metrics: dict[str, float] = {}
         self._rows: list[MetricRow] = []
+        self._logged: tuple[LoggedValues, ...] = ()
         self._values = 0
         self._spec = spec
         self._telemetry = telemetry
@@ -93,6 +95,11 @@ class IntervalWork:
         self._rows.append(row)
         self._values += len(row.metrics)
         self.metrics = row.metrics
+
+    def log_values(self, logged: tuple[LoggedValues, ...]) -> None:
+        """Keep for the next commit what callbacks added to `logs`."""
+        self._logged += logged
+        self._values += sum(len(each.values) for each in logged)
 
     def add_inner_loop(self, loop: InnerLoop, seconds: float) -> None:
         """Count an inner loop. Its wait for input becomes a separate cause.
@@ -140,6 +147,7 @@ class IntervalWork:
             parent=start.path,
             exit_reason=reason,
             history=tuple(self._rows),
+            logged=self._logged,
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
             workers=self._workers if saved is not None else (),
@@ -149,7 +157,7 @@ class IntervalWork:
 
     def begin_next(self) -> None:
         """Begin the work of the next commit."""
-        self._rows, self._values = [], 0
+        self._rows, self._logged, self._values = [], (), 0
         self._stopwatch = Stopwatch(self._telemetry, self._clock)
 
 

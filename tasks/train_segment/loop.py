@@ -113,7 +113,9 @@ def _take_row(trainer: Trainer, interval: CommitInterval, watch: LossWatch, plac
     interval.work.log(row)
     if trainer.callbacks is not None:
         place.telemetry.emit(Waiting(on="callbacks"))
-    return trainer.take_row(row)
+    ends = trainer.take_row(row)
+    interval.work.log_values(trainer.take_logged())
+    return ends
 
 
 def _stop(reason: StopReason, grace_left: float, trainer: Trainer, interval: CommitInterval) -> SegmentResult:

@@ -1,11 +1,13 @@
 """The stage train-segment: trains from a committed checkpoint and stages the next one."""
 
+import uuid
 from collections.abc import Sequence
 from functools import partial
 
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp
+from tasks.foundation.log.appends import log_values
 from tasks.foundation.machine.devices import acquire
 from tasks.foundation.machine.stops import Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
@@ -110,8 +112,12 @@ def _without_steps(
         interval.wait_for_save(trainer.accelerator)
     interval.work.begin_cause("train")
     ended = trainer.begin(place.log, interval.start)
+    logged = trainer.take_logged()
     if ended is None and not nothing_to_train:
+        interval.work.log_values(logged)
         return None
     interval.wait_for_save(trainer.accelerator)
+    if trainer.accelerator.is_chief:  # no commit follows
+        log_values(place.log, interval.start, logged, attempt=uuid.uuid4().hex)
     trainer.end_training()
     return interval.result("finished") if ended is None else interval.finish(ended, trainer.accelerator)

@@ -18,7 +18,7 @@ from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, MetricRow, TracedStep, WorkerStats
+from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep, WorkerStats
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
@@ -444,6 +444,10 @@ class Trainer:
             return False
         self.callbacks.take_row(row)
         return self._agreed_end(self.callbacks) is not None
+
+    def take_logged(self) -> tuple[LoggedValues, ...]:
+        """Take what callbacks have added to `logs` since the last call."""
+        return () if self.callbacks is None else self.callbacks.take_added()
 
     def end_training(self) -> None:
         """Call `on_train_end` of the callbacks. The state in memory may differ from its checkpoint afterwards.

@@ -46,6 +46,7 @@ RUN = {
         "options": {"endpoint": f"me:{SECRET}@host:99", "credentials": {"password": SECRET}},
     },
     "train": {"steps": 4, "segment_steps": 2, "global_batch_size": 16},
+    "metadata": {"data": ADDRESS, "api_key": SECRET},
 }
 FAILS = ["--set", "data.options.fails=true", "--set", "run=failing"]
 BATON, BARE = ("-m", "flows.commands.main"), ("-m", "flows.without_prefect")

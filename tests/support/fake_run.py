@@ -38,6 +38,7 @@ class FakeRun:
         self.folder = folder
         self.name = name
         self.target = target
+        self.metadata: dict[str, bool | int | float | str] = {}  # what the run file says at the next commit
         self.root = LocalStorage(folder / "runs")
         self.home = self.root.at(name)
         self.log = RunLog(self.home)
@@ -111,6 +112,7 @@ class FakeRun:
             checkpoint=ref, parent=head.tip.path if head.tip else None, history=tuple(rows),
             exit_reason="segment_end" if step else "initialized", examples=32 * 100 if step else 0,
             seconds={"train": 2.0, "stage": 0.5} if step else {}, target=self.target if step else None,
+            metadata=self.metadata,
         )  # fmt: skip
         commit(self.log, body)
         return ref

@@ -7,6 +7,7 @@ from tasks.foundation.contracts.log_entry import (
     Commit,
     Entry,
     Head,
+    LoggedValues,
     MetricRow,
     Quarantine,
     Retire,
@@ -32,6 +33,8 @@ def next_commit(head: Head, chance: random.Random) -> Commit:
         history=(MetricRow(step=step, metrics={"loss": chance.random()}),) * chance.randrange(3),
         seconds={"train": 0.5, "restore": 0.25},
         workers=tuple(stats),
+        logged=(LoggedValues(step=step, on="row", values={"a": chance.random()}),) * chance.choice([0, 0, 1]),
+        metadata=chance.choice([None, None, {}, {"team": "vision", "try": chance.random()}]),
         target=1000 + head.number if step % 30 else None,  # some commits do not say it
     )
 
@@ -47,7 +50,9 @@ def anything(head: Head, chance: random.Random) -> Body:
     if kind in {"evaluate", "test"} and kept:
         gone = [ref(5, 3, "gone"), *head.quarantined]
         made = evaluation if kind == "evaluate" else on_test
-        return made(chance.choice([kept[-1], kept[-1], *kept, *gone]), accuracy=chance.random())
+        body = made(chance.choice([kept[-1], kept[-1], *kept, *gone]), accuracy=chance.random())
+        values = {"note": f"{chance.random()}"} if chance.random() < 0.3 and kind == "evaluate" else {}
+        return body.model_copy(update={"logged": values} if values else {})
     if kind == "retire" and len(kept) > 4:
         return Retire(paths=(kept[1].path,), deleted=())
     if kind == "quarantine" and len(kept) > 1:

@@ -11,9 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import result as results
+from flows.api import Run as OpenedRun
 from flows.opened_run import Goal, Run
 from flows.result import RelayResult
 from flows.without_prefect import train as train_to
+from tasks.evaluate.report.page import write_report
 from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
@@ -63,6 +65,24 @@ class Recorder(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.calls.append({"epoch": epoch, **logs})
         self.sums += [epoch, logs["loss"]]
+
+
+class Adds(keras.callbacks.Callback):
+    """Adds values to the logs, which the callbacks after it get."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["norm"] = np.float32(np.linalg.norm(self.model.trainable_weights[0]))
+        logs["val_gap"] = keras.ops.convert_to_tensor(logs.get("val_loss", 0.0) - logs["loss"])
+        logs["note"] = f"epoch {epoch}, token=abcdefgh12345678"
+        logs["rows"] = [1, 2]
+
+
+def adding():
+    return [Adds(), *both()[:2]]
+
+
+def adding_on_rows():
+    return [Adds(), *on_rows()[:2]]
 
 
 def both():
@@ -176,14 +196,22 @@ def outcome_of(run: Any) -> tuple[Any, ...]:
         history.head.finished,
         [row.model_dump() for row in history.rows],
         [(each.checkpoint.step, each.metrics) for each in history.evaluations],
+        [each.model_dump() for each in history.logged],
     )
 
 
-def straight_and_cut(folder: str, *extra: str, callbacks: str, every: int | None, cuts: list[int]) -> list[Any]:
+def straight_and_cut(
+    folder: str,
+    *extra: str,
+    callbacks: str,
+    every: int | None,
+    cuts: list[int],
+    recorder: EventRecorder | None = None,
+) -> list[Any]:
     straight = run_file(Path(folder), "straight", *extra, callbacks=callbacks, every=every)
-    first = train(straight)
+    first = train(straight, recorder=recorder)
     cut = run_file(Path(folder), "cut", *extra, callbacks=callbacks, every=every)
-    second = train(cut, *cuts)
+    second = train(cut, *cuts, recorder=recorder)
     assert first.exit_reason == second.exit_reason
     return [first.exit_reason, outcome_of(straight), outcome_of(cut)]
 
@@ -283,6 +311,45 @@ def test_without_evaluations_callbacks_run_at_logged_rows(tmp_path: Path) -> Non
     assert rates == [np.float32(0.01 * 0.5**4)]  # epochs 0 to 3 have begun
     # The last step is evaluated, although it is before the target of the run file.
     assert [step for step, _ in straight[3]] == [16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("callbacks", "every", "steps"), [("adding", 6, [6, 12, 18]), ("adding_on_rows", None, [4, 8, 12])]
+)
+def test_what_callbacks_add_to_logs_is_exact_and_no_metric(
+    tmp_path: Path, callbacks: str, every: int | None, steps: list[int]
+) -> None:
+    make_code(tmp_path)
+    target = f"train.steps={steps[-1]}"
+    recorder, cuts = EventRecorder(), [5, steps[1]]
+    reason, straight, cut = straight_and_cut(
+        str(tmp_path), target, callbacks=callbacks, every=every, cuts=cuts, recorder=recorder
+    )
+    assert reason == "complete"
+    assert straight == cut
+    logged = straight[-1]
+    assert [(each["step"], each["on"]) for each in logged] == [
+        (step, "evaluation" if every else "row") for step in steps
+    ]
+    assert [[*each["values"]] for each in logged] == [["norm", "val_gap", "note"]] * 3
+    assert logged[1]["values"]["note"] == "epoch 1, token=***"
+    assert all(type(each["values"]["norm"]) is float for each in logged)
+    noted = recorder.text.count("leaves out rows, which callbacks added to logs")
+    assert noted == (3 if every else 4), "once in a process that calls them"
+    # Neither the bits nor the metrics are others than without it.
+    plain = run_file(tmp_path, "plain", target, callbacks="both" if every else "on_rows", every=every)
+    train(plain)
+    assert outcome_of(plain)[2:4] == straight[2:4]
+    opened = [OpenedRun(str(tmp_path / "storage" / name)) for name in ("plain", "straight")]
+    assert [each.status()["logged"] for each in opened] == [None, logged[-1]]
+    rows = opened[1].evaluations() if every else opened[1].history()
+    assert [row["norm"] for row in rows][-3:] == [each["values"]["norm"] for each in logged]
+    write_report(RunLog(LocalStorage(tmp_path / "storage" / "straight")), title="straight")
+    text = (tmp_path / "storage" / "straight" / "report" / "index.html").read_text()
+    assert "<figcaption>norm</figcaption>" in text
+    assert "<figcaption>gap</figcaption>" in text
+    assert "note epoch 1, token=***" in text
 
 
 def on_two_replicas(folder: str) -> list[Any]:

@@ -29,6 +29,7 @@ from tasks.evaluate.report.sections import (
     cut,
     evaluations_section,
     goodput_words,
+    logged_section,
     origin_lines,
     saved_code_sections,
     time_sections,
@@ -183,8 +184,11 @@ def _sections(
     yield from workers_section(workers_of(history))
     yield checkpoints_section(entries, head)
     yield from evaluations_section(history)
+    yield from logged_section(history)
     yield from confusion_section(home, history)
     yield from changes_section(entries)
+    if history.metadata:
+        yield Section(heading="Metadata", table=_facts(history.metadata))
     yield Section(heading="Environment", table=_facts(_environment(head)))
     yield Section(heading="Identity", table=_facts(head.identity))
     yield from check_sections(home)

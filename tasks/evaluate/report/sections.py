@@ -49,6 +49,7 @@ from tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
     number_words,
+    plain_words,
     short_path,
     size_words,
 )
@@ -295,6 +296,29 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
     ]
     headings = ("step", *names, "examples", "time")
     yield Section(heading=heading, table=Table(headings=headings, rows=rows))
+
+
+_LOGGED_SHOWN = 200
+
+
+def logged_section(history: History) -> Iterator[Section]:
+    """What callbacks logged besides numbers, which are in the charts; no section if there is nothing."""
+    found = [
+        (each, {name: value for name, value in each.values.items() if not each.numbers(name)})
+        for each in history.logged
+    ]
+    rows = [
+        [number(f"{each.step:,}"), Cell(each.on), Cell(plain_words(values, between=", "), "wrap")]
+        for each, values in found
+        if values
+    ]
+    if rows:
+        hidden = len(rows) - _LOGGED_SHOWN
+        yield Section(
+            heading="Logged by callbacks",
+            table=Table(headings=("step", "at", "values"), rows=rows[-_LOGGED_SHOWN:]),
+            note=f"{hidden:,} earlier rows are not shown." if hidden > 0 else "",
+        )
 
 
 def checkpoint_cells(entry: Entry, marks: tuple[Mark, ...] = (), *, read: str = "") -> dict[str, Cell]:

@@ -246,7 +246,7 @@ def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, 
     Args:
         log: the run's.
         body: the log entry to write; it names the checkpoint.
-        spec: the run file.
+        spec: the run file, whose metadata the entry gets.
         telemetry: receives `Committed`.
         verified: whether this process has just written the files, and compared what the store holds with what it sent.
 
@@ -263,7 +263,7 @@ def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, 
     before = log.head_seen()
     with beside(lambda: files_to_delete(log.home, before)) as listed:
         try:
-            entry = commit(log, body)
+            entry = commit(log, body.model_copy(update={"metadata": spec.metadata}))
         except StaleWriter:
             with suppress(StorageError):  # the next commit deletes what is left
                 log.home.delete(staged.path)

@@ -13,7 +13,7 @@ from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, W
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import AS_IDENTITY
-from tasks.foundation.contracts.run_spec import EpochLength, KeepBest, RunSpec
+from tasks.foundation.contracts.run_spec import EpochLength, KeepBest, PlainValue, RunSpec
 
 # Sums of them are finite too.
 FiniteSeconds = Annotated[float, Field(ge=-1e15, le=1e15)]
@@ -33,6 +33,19 @@ class MetricRow(Contract):
     step: int = Field(ge=1)
     metrics: dict[str, float]
     learning_rate: float | None = Field(default=None, description="what the optimizer uses next; None: not known")
+
+
+class LoggedValues(Contract):
+    """Plain values that callbacks added to `logs` at the end of an epoch; they are no metrics, and decide nothing."""
+
+    step: int = Field(ge=1)
+    on: Literal["row", "evaluation"] = Field(description="what ended the epoch there, and what they belong to")
+    values: dict[str, PlainValue]
+
+    def numbers(self, name: str) -> list[tuple[int, float]]:
+        """The step and a value that is a number; nothing if it is none, or is not there."""
+        value = self.values.get(name)
+        return [(self.step, float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 class WorkerStats(Contract):
@@ -91,6 +104,7 @@ class SegmentResult(Contract):
     seconds: dict[str, FiniteSeconds] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
     traced: TracedStep | None = None
+    logged: tuple[LoggedValues, ...] = ()
     in_flight: CheckpointRef | None = Field(
         default=None, description="the checkpoint that the process is still writing; only within this process"
     )
@@ -239,6 +253,12 @@ class Commit(Contract):
     initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
     read: tuple[CheckpointPath, ...] = Field(default=(), description=_READ)
     target: int | None = Field(default=None, description="the step to train to; informational; None: not known")
+    logged: tuple[LoggedValues, ...] = Field(
+        default=(), description="what callbacks logged at the evaluation of the parent, and at the rows"
+    )
+    metadata: dict[str, PlainValue] | None = Field(
+        default=None, description="of the run file; None: as in the commit before, or none at the first"
+    )
 
     @property
     def ends_a_segment(self) -> bool:
@@ -267,6 +287,7 @@ class Commit(Contract):
             seconds=result.seconds,
             workers=result.workers,
             traced=result.traced,
+            logged=result.logged,
             read=result.read,
             target=target,
         )
@@ -318,6 +339,9 @@ class Evaluation(Contract):
     on: SetName = Field(
         default="validation",
         description="the set; test only in the answer of the stage, the log has EvaluationOnTest",
+    )
+    logged: dict[str, PlainValue] = Field(
+        default_factory=dict, description="what callbacks logged at it, if no commit follows that could have it"
     )
     read: tuple[CheckpointPath, ...] = Field(default=(), description=_READ)
 
@@ -522,6 +546,8 @@ class Totals(Contract):
     workers: tuple[WorkerStats, ...] = Field(
         default=(), description="sums over the commits since the hosts last changed; losses of the newest commit"
     )
+    metadata: dict[str, PlainValue] = Field(default_factory=dict, description="of the run file at the newest commit")
+    logged: LoggedValues | None = Field(default=None, description="the newest values that callbacks logged")
 
 
 class _Entry(Contract):

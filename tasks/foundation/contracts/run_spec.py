@@ -5,6 +5,7 @@ The descriptions double as remedies in error messages and as documentation. What
 become steps once the number of training examples is known.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tasks.foundation.contracts.base import CodeReference, Contract, environment
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
 from tasks.foundation.errors import RunFileError
+from tasks.foundation.messages import masked_values
 
 _SHOWING = operational("says where curves are shown, not what is computed")
 ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
@@ -29,6 +31,9 @@ _MODEL = ("model.config", "model.code", "model.contents", "model.signature", *_C
 _RETENTION = operational("says which checkpoints are kept, not what is computed")
 _STOPPING = operational("says when the run stops or commits, not what is computed")
 _PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# A value that stands in the log and on pages as it is.
+PlainValue = bool | int | float | str
+MOST_PLAIN_VALUES, MOST_NAME_CHARACTERS, MOST_TEXT_CHARACTERS = 32, 64, 200
 DEFAULT_SEGMENT_STEPS = 1000
 # Recorded beside the identity, for information: `data.content_digest` decides whether examples changed.
 TRAIN_EXAMPLES = "data.train_examples"
@@ -509,6 +514,30 @@ class StopSpec(Contract):
     )
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is a finite number of at most 64 bits, true or false, or a text of at most 200 characters."""
+    if isinstance(value, str):
+        return len(value) <= MOST_TEXT_CHARACTERS
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and -(2**63) < value < 2**63
+
+
+def _plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Check that all is plain and little, because every entry of the log has it; secrets are masked at once."""
+    if len(metadata) > MOST_PLAIN_VALUES:
+        raise ValueError(f"it has {len(metadata)} keys; keep at most {MOST_PLAIN_VALUES}")
+    for name, value in metadata.items():
+        if not 0 < len(name) <= MOST_NAME_CHARACTERS:
+            raise ValueError(f"{name!r} is no name; use 1 to {MOST_NAME_CHARACTERS} characters")
+        if not is_plain(value):
+            raise ValueError(
+                f"the value of {name} is not plain; use a number, true or false, or a text of at most "
+                f"{MOST_TEXT_CHARACTERS} characters"
+            )
+    return dict(masked_values(metadata))
+
+
 class RunSpec(Contract):
     """A run file."""
 
@@ -530,6 +559,13 @@ class RunSpec(Contract):
     stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
     stages: StagesSpec = Field(default_factory=StagesSpec, description="which stages run as Prefect deployments")
     tracking: TrackingSpec = Field(default_factory=TrackingSpec, description="mlflow, wandb")
+    metadata: Annotated[
+        dict[str, Any], AfterValidator(_plain_metadata), operational("says something of the run, changes nothing in it")
+    ] = Field(
+        default_factory=dict,
+        description="your own facts of the run, {team: vision, ticket: 42}: up to 32 numbers, truth values and texts "
+        "of up to 200 characters; the log has them from the next commit on",
+    )
 
     @model_validator(mode="after")
     def _workers_run_all_stages(self) -> Self:

@@ -4,10 +4,23 @@ Each decides on the newest state, so that it is void if another writer moved the
 only the chief appends, and broadcasts the numbers of its entries.
 """
 
+from collections.abc import Sequence
+
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Retained, Rewind
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Commit,
+    Entry,
+    Finish,
+    Head,
+    LoggedValues,
+    Quarantine,
+    Retained,
+    Rewind,
+)
 from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, evaluations
 from tasks.foundation.errors import BlowUp, StaleWriter
+from tasks.foundation.log.history import evaluation_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.hosts import Hosts
 
@@ -19,7 +32,8 @@ def commit(log: RunLog, body: Commit) -> Entry:
 
     Args:
         log: the run's.
-        body: the entry to append; it names the checkpoint. What this process has read whole is added.
+        body: the entry to append; it names the checkpoint. What this process has read whole is added; metadata that
+            the log has already is left out.
 
     Returns:
         The entry in the log.
@@ -32,7 +46,10 @@ def commit(log: RunLog, body: Commit) -> Entry:
     def decide(head: Head | None) -> Body:
         if head is None or head.base != staged.base:
             raise stale_writer(log, head, step=staged.step, base=staged.base)
-        return body.model_copy(update={"read": log.reads_to_log(head, body.read)})
+        newest = log.newest_seen()
+        known = None if newest is None or newest.totals is None else newest.totals.metadata
+        metadata = None if body.metadata == known else body.metadata
+        return body.model_copy(update={"read": log.reads_to_log(head, body.read), "metadata": metadata})
 
     try:
         entry = log.append(decide, attempt=staged.attempt)
@@ -44,6 +61,27 @@ def commit(log: RunLog, body: Commit) -> Entry:
     if entry is None:
         raise AssertionError("`decide` returned no body for a commit")
     return entry
+
+
+def log_values(log: RunLog, checkpoint: CheckpointRef, logged: Sequence[LoggedValues], *, attempt: str) -> None:
+    """Log what callbacks added to the logs of an evaluation, where no commit follows: its entry is repeated with it.
+
+    Args:
+        log: the run's.
+        checkpoint: which was evaluated.
+        logged: the values; none at all appends nothing, nor do those that it has.
+        attempt: the writer, a uuid4.
+    """
+    values = {name: value for each in logged for name, value in each.values.items()}
+
+    def decide(head: Head | None) -> Body | None:
+        known = None if head is None else evaluation_of(log, head, checkpoint.path)
+        if known is None or known.logged == values:
+            return None
+        return known.model_copy(update={"logged": values, "read": ()})
+
+    if values:
+        log.append(decide, attempt=attempt)
 
 
 def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> StaleWriter:

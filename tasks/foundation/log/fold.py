@@ -39,7 +39,7 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.history import History, commit_of, history_of
+from tasks.foundation.log.history import History, commit_of, history_of, values_at
 
 
 def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return per kind
@@ -400,6 +400,8 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
         last_commit=next((entry.time for entry in reversed(entries) if isinstance(entry.body, Commit)), None),
         target=next((commit.target for commit in reversed(commits) if commit.target is not None), None),
         workers=summed_stats(history),
+        metadata=history.metadata,
+        logged=history.logged[-1] if history.logged else None,
     )
 
 
@@ -414,16 +416,22 @@ def _with_commit(totals: Totals, head: Head, body: Commit, time: str) -> Totals 
             "last_commit": time,
             "target": totals.target if body.target is None else body.target,
             "workers": added_stats(totals.workers, body.workers),
+            "metadata": totals.metadata if body.metadata is None else body.metadata,
+            "logged": body.logged[-1] if body.logged else totals.logged,
         }
     )
 
 
 def _with_evaluation(totals: Totals, head: Head, body: Evaluation) -> Totals | None:
-    if totals.evaluation is not None and body.checkpoint.step < totals.evaluation.step:
+    is_older = totals.evaluation is not None and body.checkpoint.step < totals.evaluation.step
+    if is_older and not body.logged:
         return totals
     if body.checkpoint not in head.retained:  # perhaps no longer in the lineage
         return None
-    return totals.model_copy(update={"evaluation": LastEvaluation.of(body)})
+    known = (values_at(body), totals.logged)
+    logged = max((each for each in known if each is not None), key=lambda each: each.step, default=None)
+    evaluation = totals.evaluation if is_older else LastEvaluation.of(body)
+    return totals.model_copy(update={"evaluation": evaluation, "logged": logged})
 
 
 def _with_test(totals: Totals, head: Head, body: EvaluationOnTest) -> Totals | None:

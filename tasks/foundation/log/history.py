@@ -17,11 +17,13 @@ from tasks.foundation.contracts.log_entry import (
     Evaluation,
     EvaluationOnTest,
     Head,
+    LoggedValues,
     MetricRow,
     Quarantine,
     Retained,
     Retire,
 )
+from tasks.foundation.contracts.run_spec import PlainValue
 from tasks.foundation.errors import RunLogError
 
 E = TypeVar("E", Evaluation, EvaluationOnTest)
@@ -46,6 +48,7 @@ class History:
         rows: their metric rows.
         evaluations: their evaluations on the validation set.
         tests: their evaluations on the test set; of each checkpoint, the newest.
+        logged: what callbacks logged at their rows and evaluations, by step.
         kept: what was kept for good and has left the head, oldest first; of any lineage.
         head: the newest state; None for an empty log.
         seconds: their seconds by cause.
@@ -55,6 +58,7 @@ class History:
     rows: tuple[MetricRow, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     tests: tuple[EvaluationOnTest, ...] = ()
+    logged: tuple[LoggedValues, ...] = ()
     kept: tuple[Retained, ...] = ()
     head: Head | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -70,18 +74,28 @@ class History:
         return frozenset(commit_of(entry).checkpoint.path for entry in self.commits)
 
     @property
+    def metadata(self) -> dict[str, PlainValue]:
+        """The user's own facts, as of the newest commit."""
+        found = (commit_of(entry).metadata for entry in reversed(self.commits))
+        return next((metadata for metadata in found if metadata is not None), {})
+
+    @property
     def metric_names(self) -> list[str]:
         """All metrics of the curves, the loss first; the others keep their order."""
         rows = [*(row.metrics for row in self.rows), *(each.metrics for each in self.evaluations)]
-        return sorted(dict.fromkeys(name for row in rows for name in row), key=lambda name: name != "loss")
+        logged = [name.removeprefix("val_") for each in self.logged for name in each.values if each.numbers(name)]
+        names = dict.fromkeys([*(name for row in rows for name in row), *logged])
+        return sorted(names, key=lambda name: name != "loss")
 
     def training_curve(self, metric: str) -> list[tuple[int, float]]:
-        """Step and value of a metric in the training."""
-        return [(row.step, row.metrics[metric]) for row in self.rows if metric in row.metrics]
+        """Step and value of a metric in the training, or of a number that callbacks logged."""
+        rows = [(row.step, row.metrics[metric]) for row in self.rows if metric in row.metrics]
+        return [*rows, *(point for each in self.logged for point in each.numbers(metric))]
 
     def validation_curve(self, metric: str) -> list[tuple[int, float]]:
-        """Step and value of a metric on the validation set."""
-        return [(each.checkpoint.step, each.metrics[metric]) for each in self.evaluations if metric in each.metrics]
+        """Step and value of a metric on the validation set; of what callbacks logged, the names begin with val_."""
+        rows = [(each.checkpoint.step, each.metrics[metric]) for each in self.evaluations if metric in each.metrics]
+        return [*rows, *(point for each in self.logged for point in each.numbers(f"val_{metric}"))]
 
     @property
     def segments(self) -> int:
@@ -197,6 +211,13 @@ def _newest_about(log: EntryReader, head: Head, path: str, kind: type[E]) -> E |
     return None
 
 
+def values_at(evaluation: Evaluation) -> LoggedValues | None:
+    """What callbacks logged at an evaluation that no commit followed; None if there is nothing."""
+    if not evaluation.logged:
+        return None
+    return LoggedValues(step=evaluation.checkpoint.step, on="evaluation", values=evaluation.logged)
+
+
 def history_of(entries: Iterable[Entry]) -> History:
     """Collect the history of the tip from all entries of a log.
 
@@ -206,6 +227,7 @@ def history_of(entries: Iterable[Entry]) -> History:
     commits: dict[str, Entry] = {}
     evaluations: dict[str, Evaluation] = {}
     tests: dict[str, EvaluationOnTest] = {}
+    logged: dict[str, LoggedValues] = {}
     head: Head | None = None
     kept = KeptForGood()
     for entry in entries:
@@ -215,6 +237,8 @@ def history_of(entries: Iterable[Entry]) -> History:
             commits[entry.body.checkpoint.path] = entry
         elif isinstance(entry.body, Evaluation):
             evaluations[entry.body.checkpoint.path] = entry.body
+            if (values := values_at(entry.body)) is not None:
+                logged[entry.body.checkpoint.path] = values
         elif isinstance(entry.body, EvaluationOnTest):
             tests[entry.body.checkpoint.path] = entry.body
     lineage: list[Entry] = []
@@ -232,6 +256,9 @@ def history_of(entries: Iterable[Entry]) -> History:
     lineage.reverse()
     seconds: dict[str, float] = {}
     paths = [commit_of(entry).checkpoint.path for entry in lineage]
+    # A run that went on after its last evaluation has the values of this twice.
+    by_step = {each.step: each for entry in lineage for each in commit_of(entry).logged}
+    by_step |= {logged[path].step: logged[path] for path in paths if path in logged}
     for entry in lineage:
         for cause, amount in commit_of(entry).seconds.items():
             seconds[cause] = seconds.get(cause, 0.0) + amount
@@ -240,6 +267,7 @@ def history_of(entries: Iterable[Entry]) -> History:
         rows=tuple(row for entry in lineage for row in commit_of(entry).history),
         evaluations=tuple(evaluations[path] for path in paths if path in evaluations),
         tests=tuple(tests[path] for path in paths if path in tests),
+        logged=tuple(by_step[step] for step in sorted(by_step)),
         kept=kept.checkpoints,
         head=head,
         seconds=seconds,

@@ -4,6 +4,7 @@ The console of a run and all verbs use it, so that a word has the same color eve
 those of rich.
 """
 
+import json
 import math
 import os
 import re
@@ -36,6 +37,15 @@ def _metric_of(name: str) -> tuple[str, bool]:
     """The metric that `f1_score/3` or `counts/0/1` is a number of, and whether it is."""
     metric = _ELEMENT.sub("", name)
     return metric, metric != name
+
+
+def plain_words(values: Mapping[str, object], *, between: str = "  ") -> str:
+    """`f1 0.93  ok true  note text`: numbers as those of metrics, texts as they are."""
+    words = (
+        number_words(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+        for value in values.values()
+    )
+    return between.join(f"{name} {word}" for name, word in zip(values, words, strict=True))
 
 
 def number_words(value: float) -> str:

@@ -28,6 +28,7 @@ HOSTILE = "<script>x</script>"
 def runs(tmp_path: Path) -> list[FakeRun]:
     """Two runs: the second has another seed and another accelerator, and went further."""
     first, second = FakeRun(tmp_path / "a", "one"), FakeRun(tmp_path / "b", "two")
+    first.metadata, second.metadata = {"team": "vision", "lr_note": 0.1}, {"team": "vision"}
     first.train(100).evaluate(0.5)
     second.train(100).train(250).evaluate(0.75)
     environment = second.head.environment.model_copy(update={"replicas": 4})
@@ -53,6 +54,8 @@ def test_runs_stand_beside_each_other(compared: Callable[..., str]) -> None:
     assert re.search(r"^step +100 +250$", text, re.MULTILINE)
     assert re.search(r"^validation accuracy +0.5 +0.75$", text, re.MULTILINE)
     assert re.search(r"^train.seed +0 +7$", text, re.MULTILINE)
+    assert re.search(r"^metadata.lr_note +0.1 +absent$", text, re.MULTILINE)
+    assert "metadata.team" not in text
     assert re.search(r"^environment.replicas +2 +4$", text, re.MULTILINE)
     assert re.search(r"^\d+ equal values: --verbose prints them$", text, re.MULTILINE)
     assert re.search(r"^training loss, steps 0 to 250\none +[▁-█]+", text, re.MULTILINE)
@@ -63,9 +66,14 @@ def test_json_has_the_same_facts(compared: Callable[..., str], runs: list[FakeRu
     assert [(run["run"], run["home"], run["step"]) for run in facts["runs"]] == [
         ("one", runs[0].address, 100), ("two", runs[1].address, 250),
     ]  # fmt: skip
-    assert facts["settings"] == {"train.seed": [0, 7], "environment.replicas": [2, 4]}
-    assert facts["changed"] == {"train.seed": ["0", "7"], "environment.replicas": ["2", "4"]}
+    assert facts["settings"] == {
+        "metadata.lr_note": [0.1, "absent"],
+        "train.seed": [0, 7],
+        "environment.replicas": [2, 4],
+    }
+    assert list(facts["changed"].values()) == [["0.1", "absent"], ["0", "7"], ["2", "4"]]
     assert facts["equal"]["environment.inter_op_threads"] == 1
+    assert facts["equal"]["metadata.team"] == "vision"
     assert facts["code"] == []
     assert facts["page"] is None
 

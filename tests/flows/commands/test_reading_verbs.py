@@ -57,6 +57,26 @@ def test_status_text(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^attempts +not recorded: the time is that of committed segments alone$", out, re.MULTILINE)
 
 
+def test_metadata_stands_where_it_changed_and_is_shown(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.metadata = {"team": "vision & co", "ticket": 42, "baseline": False}
+    run.train(400, 500)
+    assert [entry["metadata"] for entry in as_json(capsys, "log", run.address)["entries"][-2:]] == [run.metadata, None]
+    assert as_json(capsys, "status", run.address)["metadata"] == run.metadata
+    assert main(["status", run.address]) == 0
+    assert re.search(
+        r"^metadata +team: vision & co\nmetadata +ticket: 42\nmetadata +baseline: false$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert main(["report", run.address]) == 0
+    page = run.home.read("report/index.html").decode()
+    assert '<td>team</td><td class="wrap code">vision &amp; co</td>' in page
+    run.metadata = {}
+    run.train(600)
+    capsys.readouterr()
+    assert as_json(capsys, "status", run.address)["metadata"] == {}
+
+
 def with_attempts(run: FakeRun) -> FakeRun:
     """Add two past attempts, one of them killed, and one that is at work now."""
     now = datetime.now(UTC).isoformat()

@@ -137,6 +137,9 @@ FREE = {
     "class_weight",
     "rename",
     "leaf_digests",
+    "metadata",
+    "logged",
+    "values",
 }
 
 

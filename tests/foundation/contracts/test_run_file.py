@@ -215,6 +215,12 @@ REFUSED = [
     Bad("unknown in evaluate", swap("every_steps: 1000", "every: 1000"), ("evaluate.every is 1000", "not 'epoch'", "for a number of steps use every_steps")),
     Bad("key of another section", plus("steps: 9\n"), ("line 14: steps", "here 9", "did you mean train.steps?")),
     Bad("key with a line break", plus('"a\\nb": 1\n'), (r'"a\nb"', "here 1", "the keys are")),
+    # metadata
+    Bad("list in metadata", plus("metadata: {team: vision, tags: [a]}\n"), ("line 14", "value of tags is not plain", "a number")),
+    Bad("infinite metadata", plus("metadata: {a: .inf}\n"), ("value of a is not plain", "a number")),
+    Bad("long metadata", plus(f"metadata: {{a: {'x' * 201}}}\n"), ("value of a is not plain", "at most 200")),
+    Bad("much metadata", plus(f"metadata: {{{', '.join(f'k{n}: 1' for n in range(33))}}}\n"), ("33 keys", "at most 32")),
+    Bad("metadata without a name", plus("metadata: {'': 1}\n"), ("'' is no name", "1 to 64 characters")),
     # overrides
     Bad("override without =", GOOD, ("--set train.steps", "write it as --set key=value"), ("train.steps",)),
     Bad("override empty", GOOD, ("--set", "write it as --set key=value"), ("",)),
