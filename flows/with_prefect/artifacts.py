@@ -1,5 +1,7 @@
 """The artifacts that show a run in Prefect's UI, made from its log, and the sink that keeps them up to date.
 
+A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes.
+
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
 the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
 An update costs the same however long the log is; only the curves need the whole log, and are drawn once, when the
@@ -53,6 +55,7 @@ _PARTS: Final = ("progress", "commits", "report", "curves")
 _CONSOLE = "https://storage.cloud.google.com/"
 _MAX_PICTURES = 6
 _MAX_COMMITS = 10
+COMMIT_EVENT: Final = "baton.commit"
 _TILES = frozenset({"step", "training", "validation"})
 
 
@@ -272,6 +275,13 @@ class PrefectArtifacts:
         )
         self._ids[artifact.key] = created.id
 
+    def emit_commit(self, step: int) -> None:
+        """Emit the event of a commit; Prefect sends it in a thread of its own."""
+        from prefect.events import emit_event
+
+        flow_run = {"prefect.resource.id": f"prefect.flow-run.{self._flow_run_id}"}
+        emit_event(COMMIT_EVENT, flow_run, payload={"step": step})
+
     def _from_earlier_process(self, client: "SyncPrefectClient", artifact: Artifact) -> UUID | None:
         """Id of the artifact that an earlier process of the same flow run created; None if there is none."""
         from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
@@ -329,6 +339,7 @@ class ArtifactPublisher:
         self._not_before = float("-inf")  # by the clock
         self._training: Training | None = None
         self._step: int | None = None
+        self._commit: int | None = None  # step of a commit whose event is not emitted yet
         self._closing = False
         self._warned = False
         self._draws_curves = False
@@ -369,6 +380,8 @@ class ArtifactPublisher:
                 self._training = event
             if isinstance(event, Training | Committed):
                 self._step = event.step
+            if isinstance(event, Committed) and not self._only_progress:
+                self._commit = event.step
             self._mark(*parts)
             self._changed.notify()
 
@@ -435,6 +448,11 @@ class ArtifactPublisher:
         artifact = self._artifact(name)
         if artifact is not None and self._store is not None:
             self._store.put(artifact)
+        if name == "commits" and self._store is not None:
+            with self._changed:
+                step, self._commit = self._commit, None
+            if step is not None:
+                self._store.emit_commit(step)
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""

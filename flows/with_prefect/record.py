@@ -30,7 +30,7 @@ from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher
 from flows.with_prefect.task_runs import PrefectTasks
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError
+from tasks.foundation.errors import BatonError, BlowUp
 from tasks.foundation.messages import counted, masked, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink, Training
 
@@ -267,6 +267,7 @@ def stopped(reason: str) -> "State[R]":
 def failed(fault: BatonError) -> "State[R]":
     """The last state of a flow run that is refused, or whose stage failed; its result is the error, in this process.
 
+    A loss that blew up has a state name of its own, `BlewUp`, by which an automation tells it from other failures.
     The engine logs the state, with the message on one line. It would also log the result with its traceback, and three
     times what a flow raises. Tracebacks are for errors that nobody expects.
     """
@@ -275,7 +276,8 @@ def failed(fault: BatonError) -> "State[R]":
     for name in _ENGINE_LOGGERS:
         logging.getLogger(name).addFilter(_without_known_errors)
     lines = [line.strip() for line in masked(f"{type(fault).__name__}: {fault}").splitlines()]
-    return Failed(message="; ".join(line for line in lines if line), data=fault)
+    name = "BlewUp" if isinstance(fault, BlowUp) else "Failed"
+    return Failed(name=name, message="; ".join(line for line in lines if line), data=fault)
 
 
 def _without_known_errors(record: logging.LogRecord) -> bool:

@@ -51,6 +51,7 @@ _ABSENT: Final = "Prefect is not responding and does not record what is done; th
 _HANDED_OVER_BY: Final = {
     "init-or-restore": ("prepare-data",),
     "train-segment": ("init-or-restore", "train-segment"),
+    "checkpoint": ("init-or-restore", "train-segment"),
     "checkpoint-to-gcs": ("init-or-restore", "train-segment"),
     "evaluate": ("init-or-restore", "train-segment"),
 }
@@ -220,7 +221,9 @@ class PrefectTasks:
     def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
         """Run the stage once; returns what it returns and raises what it raises, whatever Prefect does."""
         work = stage.load()
-        record = self._begin(stage.label, f"{stage.label} {stage.subject(call)}", place.telemetry)
+        # On a disk, a checkpoint goes to no bucket.
+        label = stage.label if place.home.uri.startswith("gs://") else stage.label.removesuffix("-to-gcs")
+        record = self._begin(label, f"{label} {stage.subject(call)}", place.telemetry)
         token = _RECORD.set(record)
         try:
             return work(call, place)

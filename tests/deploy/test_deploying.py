@@ -1,13 +1,18 @@
 """Work pools, deployments and the automation on a real Prefect server."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +241,93 @@ def heartbeats(server: Server, flow_run: str) -> int:
         "resource": {"id": [f"prefect.flow-run.{flow_run}"]},
     }
     return int(post(server.url, "events/filter", {"filter": wanted})["total"])
+
+
+class Receiver(HTTPServer):
+    """A webhook on this machine; `texts` has what arrived."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        received = self.texts
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def test_alerts_reach_a_webhook(server: Server, receiver: Receiver) -> None:
+    folder = server.folder / "deploy" / "automations"
+    folder.mkdir(parents=True)
+    shipped = (CHECKOUT / "deploy" / "automations" / "alerts.yaml").read_text(encoding="utf-8")
+    assert shipped.count("within: 3600") == 1
+    (folder / "alerts.yaml").write_text(shipped.replace("within: 3600", "within: 15"), encoding="utf-8")
+    page = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
+    [typed] = re.findall(r"^```sh alerts\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert "https://hooks.example.com/baton" in typed
+    typed = typed.replace("https://hooks.example.com/baton", f"http://127.0.0.1:{receiver.server_port}/hook")
+    typed = typed.replace(".venv/bin/prefect", "prefect").replace(".venv/bin/python", sys.executable)
+    server.shell(f"export TMPDIR={server.folder}\n{typed}", cwd=server.folder)
+
+    def begun(flow: str, name: str) -> str:
+        flow_id = post(server.url, "flows/", {"name": flow})["id"]
+        flow_run = str(post(server.url, "flow_runs/", {"flow_id": flow_id, "name": name})["id"])
+        set_state(flow_run, "RUNNING", "Running")
+        return flow_run
+
+    def set_state(flow_run: str, kind: str, name: str, message: str | None = None) -> None:
+        state = {"type": kind, "name": name, "message": message}
+        post(server.url, f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+
+    ends = {
+        "failed": ("train-run", "FAILED", "Failed"),
+        "damaged": ("verify", "FAILED", "Damaged"),
+        "diverged": ("train-run", "FAILED", "BlewUp"),
+        "wrong": ("audit", "FAILED", "Differs"),
+        "other metrics": ("evaluate-best", "COMPLETED", "Differs"),
+        "done": ("train-run", "COMPLETED", "Completed"),
+        "cut": ("train-run", "COMPLETED", "Stopped"),
+        "lost": ("train-run", "CRASHED", "Crashed"),
+        "a stage": ("train-segment", "FAILED", "NonFinite"),
+    }
+    begun("train-run", "silent")
+    commits = begun("train-run", "commits")
+    for name, (flow, kind, state) in ends.items():
+        set_state(begun(flow, name), kind, state, f"why: {name}")
+    flow_id = post(server.url, "flows/", {"name": "train-run"})["id"]
+    related = {"prefect.resource.id": f"prefect.flow.{flow_id}", "prefect.resource.role": "flow"}
+    deadline = time.monotonic() + 120
+    while not any("baton-no-commit" in text for text in receiver.texts):
+        assert time.monotonic() < deadline, receiver.texts
+        commit = {
+            "id": str(uuid.uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": "baton.commit",
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{commits}"},
+            "related": [{**related, "prefect.resource.name": "train-run"}],
+        }
+        post(server.url, "events", [commit])
+        time.sleep(1)
+    assert sorted(receiver.texts) == [
+        "baton-blew-up: diverged: why: diverged",
+        "baton-differs: other metrics: why: other metrics",
+        "baton-differs: wrong: why: wrong",
+        "baton-failed: damaged: why: damaged",
+        "baton-failed: failed: why: failed",
+        "baton-no-commit: silent: Running",
+    ]

@@ -40,6 +40,8 @@ def blocks(heading: str = SCHEDULE) -> list[tuple[bool, str]]:
 def test_quick_start_has_commands() -> None:
     assert [terminal for terminal, _ in blocks()] == [True, False, True, False, False, False]
     assert [terminal for terminal, _ in blocks(AD_HOC)] == [False]
+    server = blocks()[0][1]  # on a terminal, it asks which profile to change if none has its address
+    assert server.index("config set PREFECT_API_URL") < server.index("server start")
     assert all(f"`{typed}`" in section_of(SCHEDULE) for typed in (SHOW, RESUME))
 
 
@@ -47,7 +49,7 @@ def test_quick_start_has_commands() -> None:
 def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a block whose last line runs until Ctrl-C."""
     *before, last = typed.strip().splitlines()
-    lines = "\n".join([*before, f"exec {last}"])
+    lines = "\n".join([*before, f"exec {last}"]).replace("4200", environment["PREFECT_SERVER_API_PORT"])
     with (clone.parent / "terminal.log").open("ab") as log:
         process = subprocess.Popen(["/bin/sh", "-ec", lines], cwd=clone, env=environment, stdout=log, stderr=log)
         try:

@@ -95,7 +95,7 @@ def test_prefect_run_has_the_same_bytes_and_is_visible(
         "prepare-data",
         "init-or-restore",
         "train-segment",
-        "checkpoint-to-gcs",
+        "checkpoint",
         "evaluate",
     }
     logs = post(server, "logs/filter", {"logs": {"flow_run_id": ids}, "limit": 200})
@@ -233,7 +233,7 @@ def test_commit_beside_the_training_is_a_task_run_of_its_own(server: str, tmp_pa
     wait_until(all_recorded)
     first, commit, second = sorted(recorded, key=lambda run: str(run["start_time"]))
     names = [run["name"].split()[0] for run in (first, commit, second)]
-    assert names == ["train-segment", "checkpoint-to-gcs", "train-segment"]
+    assert names == ["train-segment", "checkpoint", "train-segment"]
     assert first["start_time"] <= commit["start_time"] <= second["start_time"] <= commit["end_time"]
     assert {tuple(run["tags"]) for run in recorded} == {("baton",)}
     logs: list[dict[str, Any]] = []

@@ -81,7 +81,7 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
     tasks = post(recorded.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [second["id"]]}}})
     # Not in the order of their times: the commit and the evaluation run at once, and end within milliseconds.
     assert sorted(task["name"] for task in tasks) == [
-        "checkpoint-to-gcs step 60",
+        "checkpoint step 60",
         "evaluate step 60",
         "init-or-restore digits-cnn",
         "prepare-data digits",
@@ -92,10 +92,31 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
         "prepare-data digits": [],
         "init-or-restore digits-cnn": ["prepare-data digits"],
         "train-segment to step 60": ["init-or-restore digits-cnn"],
-        "checkpoint-to-gcs step 60": ["train-segment to step 60"],
+        "checkpoint step 60": ["train-segment to step 60"],
         "evaluate step 60": ["train-segment to step 60"],
     }
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
+
+
+def test_a_commit_is_an_event_of_its_flow_run(recorded: RecordedRun) -> None:
+    """By it, an automation notices that none comes, for which its flow is related."""
+    expected = {f"prefect.flow-run.{run['id']}" for run in recorded.flow_runs}
+    found: set[str] = set()
+
+    def stored() -> bool:  # the server stores them every few seconds
+        events = post(recorded.url, "events/filter", {"filter": {"event": {"name": ["baton.commit"]}}})["events"]
+        found.update(
+            event["resource"]["prefect.resource.id"] for event in events if "train-run" in related_flows(event)
+        )
+        return found >= expected
+
+    wait_until(stored)
+    assert found == expected
+
+
+def related_flows(event: dict[str, Any]) -> list[str]:
+    related = [each for each in event["related"] if each["prefect.resource.role"] == "flow"]
+    return [each["prefect.resource.name"] for each in related]
 
 
 def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:

@@ -168,7 +168,7 @@ def graph(url: str, flow_run: str) -> dict[str, list[str]]:
     return {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()}
 
 
-def post(url: str, path: str, body: dict[str, Any]) -> Any:
+def post(url: str, path: str, body: dict[str, Any] | list[Any]) -> Any:
     """Send a POST request with a JSON body to Prefect's API; returns the JSON response."""
     return _answer(f"{url}/{path}", "POST", body)
 
@@ -187,7 +187,7 @@ def patch(url: str, path: str, body: dict[str, Any]) -> None:
     _answer(f"{url}/{path}", "PATCH", body)
 
 
-def _answer(url: str, method: str, body: dict[str, Any] | None) -> Any:
+def _answer(url: str, method: str, body: dict[str, Any] | list[Any] | None) -> Any:
     """Send a request, and retry while the server is busy; returns the JSON response, or None if it is empty."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1

@@ -40,6 +40,7 @@ class FakeArtifactStore:
 
     def __init__(self) -> None:
         self.written: list[Artifact] = []
+        self.commits: list[int] = []  # whose event was emitted
         self.requests = threading.Semaphore(0)
         self.responds = threading.Event()
         self.responds.set()
@@ -51,6 +52,9 @@ class FakeArtifactStore:
         if self.fault is not None:
             raise self.fault
         self.written.append(artifact)
+
+    def emit_commit(self, step: int) -> None:
+        self.commits.append(step)
 
     def newest(self, part: str) -> Artifact:
         return [artifact for artifact in self.written if artifact.key.endswith(part)][-1]
@@ -106,7 +110,7 @@ def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
         sink.emit(committed(150))
     with ArtifactPublisher(of, only_progress=True, store=store, clock=FakeClock(0.0)):
         pass  # the stage trained no step, and the parent flow run shows the committed progress
-    assert set(store.parts()) == {"progress"}
+    assert (set(store.parts()), store.commits) == ({"progress"}, [])
 
 
 def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
@@ -118,6 +122,7 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
         sink.draw_curves()
     assert set(store.parts()) == {"progress", "commits", "report", "curves"}
+    assert store.commits == [200]
     rows = json.loads(store.newest("commits").data)
     assert [row["step"] for row in rows] == [200, 100, 0]
     assert rows[0] | {"committed, UTC": "", "checkpoint": ""} == {

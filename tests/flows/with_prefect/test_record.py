@@ -11,8 +11,8 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
 from flows.process import Terminated
-from flows.with_prefect.record import BeginsWithTraining, FlowRunBeside, Log, PrefectRunLogger
-from tasks.foundation.errors import ModelError, PrefectUnavailable, StoreUnreachable
+from flows.with_prefect.record import BeginsWithTraining, FlowRunBeside, Log, PrefectRunLogger, failed
+from tasks.foundation.errors import ModelError, NonFinite, PrefectUnavailable, StoreUnreachable
 from tasks.foundation.telemetry.events import Committed, Note, Training
 from tests.support.event_recorder import EventRecorder
 
@@ -218,6 +218,7 @@ def test_refused_flow_run_has_its_error_on_one_line() -> None:
     assert [(state.is_failed(), state.message, state.data) for state in engine.states] == [
         (True, "ModelError: wrong; hint: correct it", fault)
     ]
+    assert [failed(fault).name, failed(NonFinite("NaN", step=7)).name] == ["Failed", "BlewUp"]
 
 
 @pytest.mark.parametrize(("stop", "reason"), [(Terminated(), "sigterm"), (KeyboardInterrupt(), "sigint")])
