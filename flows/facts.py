@@ -222,7 +222,7 @@ class RunStatus(RunFacts):
         return next((pace for pace in paces if pace is not None), None)
 
     def json(self) -> dict[str, Any]:
-        """The object that `baton status --json` prints, described in `flows/README.md`."""
+        """The object that `baton status --json` prints, described in `flows/homes.md`."""
         head, totals, uri = self.head, self.totals, self.run.home.uri
         tip, best, pace = head.tip, head.best, self.commit_pace
         return {

@@ -6,7 +6,7 @@ command aims at an absolute step, so that repeating it is harmless.
 A home has the run file and the code that its run was trained with, for what is asked of it by its address alone. That
 code runs with the user's rights. It runs unasked only if nobody else can have written it: from a home on a local disk
 whose folder and code this user id owns. From any other home it is refused, and what would run is named, until the user
-trusts it or names a run file of their own. What is safe to be asked of any home is in `flows/README.md`.
+trusts it or names a run file of their own. What is safe to be asked of any home is in `flows/homes.md`.
 """
 
 import atexit

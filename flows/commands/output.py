@@ -28,7 +28,7 @@ from tasks.foundation.telemetry.formatting import (
     style_of,
 )
 
-# The shape of every --json object, described in flows/README.md. Keys are added; another meaning needs another version.
+# The shape of every --json object, described in flows/homes.md. Keys are added; another meaning needs another version.
 JSON_SCHEMA_VERSION: Final = 1
 _CELL_CHARACTERS = 1000
 _ID_CHARACTERS = 12

@@ -152,8 +152,8 @@ def test_head_of_a_pipe_ends_quietly(run: FakeRun) -> None:
 
 
 def documented(verb: str) -> set[str]:
-    """The keys at the top of a verb's object, as flows/README.md says: those before the first semicolon of its row."""
-    page = (CHECKOUT / "flows" / "README.md").read_text(encoding="utf-8")
+    """The keys at the top of a verb's object, as flows/homes.md says: those before the first semicolon of its row."""
+    page = (CHECKOUT / "flows" / "homes.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| {verb} \| (.*) \|$", page, re.MULTILINE)
     parts = row.replace("; and ", ", ").partition(";")[0]
     return {"schema_version", *re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", parts))}
