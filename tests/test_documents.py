@@ -10,11 +10,18 @@ import pytest
 
 from tests.support.checkout import CHECKOUT
 
+MISTAKES = CHECKOUT / "tests" / "flows" / "commands" / "mistakes.md"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-MOST_WORDS = 1000
+# Words of all pages together, and of README.md. What a test or a script makes is not counted: between two comments in a
+# page, or as the page that it is: results below tests/; messages and changes are looked up, not read.
+MOST_WORDS, MOST_WORDS_OF_README = 22_500, 900
+GENERATED = re.compile(r"^<!-- generated.*?^<!-- end of generated -->$", re.MULTILINE | re.DOTALL)
+LOOKED_UP = ("CHANGELOG.md", "flows/troubleshooting.md")
 # Pages that users read.
 FOR_USERS = [
     "README.md",
+    "GUIDE.md",
+    "deploy/runs/README.md",
     "flows/README.md",
     "flows/homes.md",
     "flows/troubleshooting.md",
@@ -25,7 +32,8 @@ FOR_USERS = [
     "deploy/settings.md",
 ]
 # How each block of a page begins, with its language. Tests type those with commands, whole: README.md's in
-# end_to_end/test_shipped_runs.py and test_own_model.py; the others in deploy/test_readme.py and test_deploying.py.
+# end_to_end/test_shipped_runs.py and test_own_model.py, GUIDE.md's in end_to_end/test_guide.py; the others in
+# deploy/test_readme.py and test_deploying.py.
 BLOCKS = {
     "README.md": [
         ("", "git clone"),
@@ -34,6 +42,22 @@ BLOCKS = {
         ("python", "# data.py"),
         ("yaml", "# run.yaml"),
         ("", "baton run"),
+    ],
+    "GUIDE.md": [
+        ("python", "# data.py"),
+        ("python", "# model.py"),
+        ("python", "# fit.py"),
+        ("console", "$ python fit.py"),
+        ("yaml", "# run.yaml"),
+        ("console", "$ baton run"),
+        ("console", "$ baton run"),
+        ("python", "# same.py"),
+        ("console", "$ python same.py"),
+        ("console", "$ baton status"),
+        ("console", "$ baton evaluate"),
+        ("console", "$ baton run"),
+        ("console", "$ baton fork"),
+        ("console", "$ prefect --no-prompt"),
     ],
     "deploy/README.md": [
         ("sh terminal", "export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"),
@@ -53,6 +77,11 @@ WITHIN_SENTENCES = {
         "make run": "test_shipped_runs.py",
         "baton init FOLDER": "test_init.py",
         "pip install --constraint requirements.lock '.[cpu]'": "test_shipped_runs.py",
+    },
+    "GUIDE.md": {
+        "baton run": "test_guide.py",
+        "baton log": "test_reading_verbs.py",
+        "baton prove": "test_own_model.py",
     },
     "deploy/README.md": {
         "make install": "test_shipped_runs.py",
@@ -104,8 +133,18 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not wrong
 
 
+def words_of(page: Path) -> int:
+    return len(GENERATED.sub("", page.read_text(encoding="utf-8")).split())
+
+
 def test_readme_is_short() -> None:
-    assert len((CHECKOUT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
+    assert words_of(CHECKOUT / "README.md") <= MOST_WORDS_OF_README
+
+
+def test_all_pages_together_are_short() -> None:
+    words = {str(page.relative_to(CHECKOUT)): words_of(page) for page in pages()}
+    read = {page: count for page, count in words.items() if page not in LOOKED_UP and not page.startswith("tests/")}
+    assert sum(read.values()) <= MOST_WORDS, dict(sorted(read.items(), key=lambda each: -each[1]))
 
 
 @pytest.mark.parametrize("page", FOR_USERS)
@@ -113,14 +152,26 @@ def test_page_links_to_the_glossary(page: str) -> None:
     assert "GLOSSARY.md)" in (CHECKOUT / page).read_text(encoding="utf-8")
 
 
-def test_messages_of_troubleshooting_are_in_the_code() -> None:
+def messages_of_troubleshooting() -> list[str]:
     text = (CHECKOUT / "flows" / "troubleshooting.md").read_text(encoding="utf-8")
-    quoted = [
-        cell for row in re.findall(r"^\| ([^|]+) \|", text, flags=re.MULTILINE) for cell in re.findall("`(.+?)`", row)
-    ]
-    assert len(quoted) > 20
+    rows = re.findall(r"^\| ([^|]+) \|", text, flags=re.MULTILINE)
+    return [quoted for first_cell in rows for quoted in re.findall("`(.+?)`", first_cell)]
+
+
+def test_messages_of_troubleshooting_are_in_the_code() -> None:
+    quoted = messages_of_troubleshooting()
+    assert len(quoted) > 50
     parts = {part.strip(" :") for message in quoted for part in message.split("…")}
-    assert not sorted(part for part in parts if part and part not in messages())
+    printed = messages() + MISTAKES.read_text(encoding="utf-8")
+    assert not sorted(part for part in parts if part and part not in printed)
+
+
+def test_troubleshooting_has_every_message_of_a_mistake() -> None:
+    """mistakes.md, which a test makes, has what commands print."""
+    patterns = [".*".join(map(re.escape, message.split("…"))) for message in messages_of_troubleshooting()]
+    errors = re.findall(r"^error: (.*?)^```$", MISTAKES.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert len(errors) > 30
+    assert not [error for error in errors if not any(re.search(each, error, re.DOTALL) for each in patterns)]
 
 
 @pytest.mark.parametrize("page", BLOCKS)

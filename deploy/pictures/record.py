@@ -29,8 +29,9 @@ OPTIONS = ("--set", "train.log_every_steps=200")
 TYPED = f"baton run run.yaml {' '.join(OPTIONS)}"
 
 _CHARACTER, _LINE, _MARGIN = 7.2, 17, 16
-_LASTS_AFTER_THE_END = 8.0
-# Whoever wants no motion sees all lines at once.
+_LASTS_AFTER_THE_END = 6.0
+# The first frame is the end: a viewer that shows no motion shows the result, and so do all others for a moment.
+_SHOWN_AT_FIRST = 2.0
 _PICTURE = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="what">
 <title id="what">baton run is killed after its second commit; the same command goes on from there to the end</title>
@@ -114,16 +115,17 @@ def _running(folder: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def drawn(lines: list[Line]) -> str:
-    """Draw lines as an SVG in which each one appears at its second; it begins again at the end."""
+    """Draw lines as an SVG that shows all of them, then each one at its second; it begins again at the end."""
     shown = [(line, text) for line in lines for text in _folded(line.text)]
     height = _MARGIN * 2 + _LINE * len(shown) + 8
     width = round(_MARGIN * 2 + _CHARACTER * COLUMNS)
-    lasts = lines[-1].second + _LASTS_AFTER_THE_END
+    lasts = _SHOWN_AT_FIRST + lines[-1].second + _LASTS_AFTER_THE_END
+    hidden = 100 * _SHOWN_AT_FIRST / lasts
     rows, moments = [], []
     for number, (line, text) in enumerate(shown):
-        before = min(100 * line.second / lasts, 99.9)
-        hidden = f"0%,{before:.2f}%{{opacity:0}}"
-        moments.append(f"@keyframes l{number}{{{hidden}{before + 0.05:.2f}%,100%{{opacity:1}}}}")
+        seen = hidden + 0.1 + 100 * line.second / lasts
+        at_first, unseen = f"0%,{hidden:.2f}%{{opacity:1}}", f"{hidden + 0.05:.2f}%,{seen:.2f}%{{opacity:0}}"
+        moments.append(f"@keyframes l{number}{{{at_first}{unseen}{seen + 0.05:.2f}%,100%{{opacity:1}}}}")
         rows.append(
             f'<text class="{line.kind}" x="{_MARGIN}" y="{_MARGIN + _LINE * (number + 1)}" '
             f'style="animation:l{number} {lasts:.1f}s linear infinite">{html.escape(text)}</text>'

@@ -1,11 +1,13 @@
 """The figures, the goals beside them, and the table that is printed and kept."""
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _COLUMNS = ("figure", "min", "median", "max", "goal", "verdict", "rounds")
+_VERDICT = _COLUMNS.index("verdict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,28 @@ def as_markdown(figures: Iterable[Figure]) -> str:
     return "\n".join(parts)
 
 
+def with_conclusion(page: str) -> str:
+    """A page of tables, with one sentence below its heading that says which goals are reached."""
+    group, reached, missed = "", 0, dict[str, int]()
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            group = re.split(": |, ", line.removeprefix("## "))[0]
+        elif cells[_VERDICT:] and cells[_VERDICT] == "reached":
+            reached += 1
+        elif cells[_VERDICT:] and cells[_VERDICT] == "missed":
+            missed[group] = missed.get(group, 0) + 1
+    words = "; ".join(f"{name} ({count})" for name, count in missed.items())
+    goals = reached + sum(missed.values())
+    sentence = f"**{reached} of {goals} goals are reached{f'; missed: {words}' if words else ''}.**"
+    heading, _, rest = page.partition("\n\n")
+    if rest.startswith("**"):
+        rest = rest.partition("\n\n")[2]
+    return f"{heading}\n\n{sentence}\n\n{rest}"
+
+
 def write_results(file: Path, figures: Iterable[Figure], *, machine: str, command: str, notes: Sequence[str]) -> None:
-    """Write the table with the machine's words as Markdown."""
+    """Write the table with the machine's words, and what they say in one sentence, as Markdown."""
     lines = "".join(f"- {note}\n" for note in notes)
     text = (
         f"# Results of `{command}`\n\n{machine}\n\n"
@@ -86,4 +108,4 @@ def write_results(file: Path, figures: Iterable[Figure], *, machine: str, comman
         + (f"\n{lines}" if lines else "")
         + f"\n{as_markdown(figures)}"
     )
-    file.write_text(text, encoding="utf-8")
+    file.write_text(with_conclusion(text), encoding="utf-8")

@@ -1,6 +1,7 @@
 """The benchmarks' own code: lines are timed, figures are judged, and every arm that needs no network runs."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.benchmarks.machine import machine_words
 from tests.benchmarks.plan import Plan, WallClock
 from tests.benchmarks.proc_files import ThreadProfile
 from tests.benchmarks.process import Arm, ArmFailed, Trace, until_step
-from tests.benchmarks.table import Figure, as_markdown, write_results
+from tests.benchmarks.table import Figure, as_markdown, with_conclusion, write_results
 from tests.benchmarks.workloads import TINY, Training, write_run_file
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
@@ -99,8 +100,15 @@ def test_results_have_the_table_and_the_machine(tmp_path: Path) -> None:
     assert as_markdown(figures) in text
     assert " cores of " in text
     assert "| arm    | 1 ms | 1 ms   | 1 ms | ≤ 2 ms | reached | 1      |" in text
+    assert "\n\n**1 of 1 goals are reached.**\n\n" in text
     assert os.uname().nodename not in text or os.uname().nodename == "localhost"
     assert str(CHECKOUT) not in text
+
+
+def test_results_begin_with_what_their_tables_say() -> None:
+    page = (CHECKOUT / "tests" / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert re.search(r"\A# .+\n\n\*\*\d+ of \d+ goals are reached; missed: .+ \(\d\)\.\*\*\n\n", page)
+    assert page == with_conclusion(page), "write it: with_conclusion of table.py"
 
 
 def test_profile_counts_from_where_it_begins() -> None:

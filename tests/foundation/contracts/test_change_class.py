@@ -1,16 +1,20 @@
-"""Every key of the run file carries its change class, and deploy/runs/README.md lists them.
+"""Every key of the run file carries its change class; deploy/runs/README.md lists all, identity.md what they decide.
 
-Run as a program, this file writes that page.
+Run as a program, this file writes the tables of both pages.
 """
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tasks.foundation.contracts.base import change_class_of, keys_of, operational
 from tasks.foundation.contracts.identity import IDENTITY, accepted_keys
+from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 from tests.support.checkout import CHECKOUT
@@ -23,28 +27,9 @@ REGENERATE = ".venv/bin/python tests/foundation/contracts/test_change_class.py"
 FIELDS = dict(keys_of(RunSpec))
 KEYS = {name: change_class_of(field) for name, field in FIELDS.items()}
 
-HEAD = """# The run file
-
-One YAML file, like [digits](digits/run.yaml), [text](text/run.yaml) or [images](images/run.yaml). Unknown keys are
-refused. `--set KEY=VALUE` changes a key for one command.
-
-The class of a key says what happens if you change it after the run has started:
-
-- **identity**: another value would train another run. The change is refused, and the difference shown, unless
-  `baton run FILE --accept KEYS` names it; then it is recorded in the log and applies from that step on.
-  `baton fork HOME --at-step N --as NEW` makes a copy of the run to try it on.
-- **operational**: you can change it freely.
-- **environment**: the bits depend on it too. A change is reported and logged.
-
-"""
-MIDDLE = """
-## The identity, as the log records it
-
-A key of the run file decides one or more of these; those of the model are found by building it. `--accept` takes
-their names, short names (`optimizer`, `loss`, `metrics`, `seed`), or `data`, `model` or `compile` for all of a kind,
-separated by commas.
-
-"""
+# A page, and the part of it that this file writes.
+GENERATED = re.compile(r"(?<=^<!-- generated -->\n\n).*?(?=\n\n<!-- end of generated -->$)", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def row(*cells: str) -> str:
@@ -60,17 +45,31 @@ def default_of(field: object) -> str:
     return "left out" if default is None else f"`{json.dumps(default)}`"
 
 
-def page() -> str:
-    """deploy/runs/README.md, a function of the contracts."""
-    rows = [row("key", "class", "default", "what it is", "why"), row(*["---"] * 5)]
+def table_of_keys() -> str:
+    """The table of deploy/runs/README.md, a function of the contracts."""
+    rows = [row("key", "class", "default", "what it is"), row(*["---"] * 4)]
     for name, field in FIELDS.items():
-        key = KEYS[name]
-        decides = f" ({', '.join(key.decides)})" if key.decides else ""
-        rows.append(row(f"`{name}`", key.kind, default_of(field), field.description or "", f"{key.why}{decides}"))
-    recorded = [row("recorded key", "another one means", "accepted"), row(*["---"] * 3)]
+        rows.append(row(f"`{name}`", KEYS[name].kind, default_of(field), field.description or ""))
+    return "\n".join(rows)
+
+
+def table_of_identity() -> str:
+    """The table of deploy/runs/identity.md, a function of the contracts."""
+    rows = [row("recorded key", "decided by", "another one means", "accepted"), row(*["---"] * 4)]
     for name, each in IDENTITY.items():
-        recorded.append(row(f"`{name}`", each.why, each.accepted))
-    return f"{HEAD}{chr(10).join(rows)}\n{MIDDLE}{chr(10).join(recorded)}\n"
+        by = (f"`{key}`" for key, change in KEYS.items() if name in change.decides)
+        rows.append(row(f"`{name}`", ", ".join(by), each.why, each.accepted))
+    return "\n".join(rows)
+
+
+def page_of(file: Path, table: str) -> str:
+    """A page with its table as it should be."""
+    text, found = GENERATED.subn(lambda _: table, file.read_text(encoding="utf-8"))
+    assert found == 1, f"{file} has no place for its table"
+    return text
+
+
+TABLES = {PAGE: table_of_keys, PAGE.with_name("identity.md"): table_of_identity}
 
 
 def test_every_key_of_the_run_file_carries_a_class() -> None:
@@ -105,8 +104,37 @@ def test_a_key_recorded_under_its_own_name_decides_itself() -> None:
     assert [name for name in IDENTITY if name in KEYS and name not in KEYS[name].decides] == []
 
 
-def test_the_page_lists_every_key() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), f"{PAGE} is out of date; write it with: {REGENERATE}"
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.name)
+def test_the_page_has_the_table(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == page_of(file, TABLES[file]()), f"out of date; write it: {REGENERATE}"
+
+
+def examples() -> list[str]:
+    return EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("example", examples())
+def test_examples_of_the_page_are_run_files(tmp_path: Path, example: str) -> None:
+    """Each, added to the first one, is read without a complaint."""
+    first, more = (yaml.safe_load(text) for text in (examples()[0], example))
+    for key, value in more.items():
+        first[key] = {**first[key], **value} if key in {"data", "train"} else value
+    for one, other in (("sources", "source"), ("steps", "epochs")):
+        for mapping in (first["data"], first["train"]):
+            if one in mapping:
+                mapping.pop(other, None)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(first))
+    load_run_file(tmp_path / "run.yaml")
+
+
+def test_every_key_stands_in_an_example() -> None:
+    found = set()
+    for example in examples():
+        for key, value in yaml.safe_load(example).items():
+            found |= {key, *(f"{key}.{name}" for name in (value if isinstance(value, dict) else ()))}
+    named = {name: ".".join(name.split(".")[:2]) for name in FIELDS if name != "train.epoch_examples"}
+    shown = {name for name, key in named.items() if key in found or (key == "model.build" and "model" in found)}
+    assert named.keys() - shown == set(), f"add it to an example of {PAGE}"
 
 
 @pytest.mark.parametrize(
@@ -138,4 +166,5 @@ def test_unknown_names_are_refused_with_the_known_ones(words: str) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for file, table in TABLES.items():
+        file.write_text(page_of(file, table()), encoding="utf-8")
