@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from flows.opened_run import Goal, Run
 from flows.process_start import keep_hash_seed
 from flows.result import RelayResult, result_of
-from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import Feature, Reading
@@ -25,18 +24,26 @@ from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.contracts.identity import (
     CALLBACKS,
     identity_in_run_file,
+    identity_without_code,
     require_same_identity,
 )
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
+from tasks.foundation.errors import ModelError, RunAtWork, RunFileError, StorageError
 from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.hosts import OneHost, cluster_of, is_chief
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
 from tasks.foundation.messages import listed, message
-from tasks.foundation.model.code_digest import collect_code, edited_files, require_savable, source_digest
+from tasks.foundation.model.code_changes import (
+    CodeChange,
+    CodeReason,
+    certain_changes,
+    code_changes,
+    read_saved_code,
+)
+from tasks.foundation.model.code_digest import collect_code, require_savable, source_digest
 from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
@@ -387,14 +394,37 @@ def require_same_on_hosts(admitted: Admitted, hosts: "Accelerator | OneHost") ->
     require_recorded_identity(run, admitted.head, accept=admitted.accept)
 
 
-def require_recorded_identity(run: Run, head: Head | None, *, accept: Sequence[str]) -> None:
-    """Compare the run file with the log before a dataset is prepared; init-or-restore compares the rest.
+def require_recorded_identity(
+    run: Run, head: Head | None, *, accept: Sequence[str], changes: Sequence[CodeChange] | None = None
+) -> None:
+    """Compare the run file, and the text of its code, with the log before a dataset is prepared or code imported.
+
+    What only data and model tell, init-or-restore compares.
+
+    Args:
+        run: the run.
+        head: the newest state of its log.
+        accept: identity keys whose change is accepted.
+        changes: of its code since the run saved it; None: what concerns the code is not compared.
 
     Raises:
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
-    if head is not None:
-        require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
+    if head is None:
+        return
+    if changes is None:
+        now = identity_in_run_file(run.spec)
+    else:
+        now = identity_without_code(run.spec, head.identity)
+        now |= certain_changes(changes, {**head.identity, **now}, run.spec, run.folder)
+    require_same_identity(
+        head.identity,
+        now,
+        home=run.home.uri,
+        accept=accept,
+        code=CodeReason(home=run.home, recorded=head.identity, spec=run.spec, folder=run.folder),
+        before_imports=True,
+    )
 
 
 def result_if_done(
@@ -408,7 +438,14 @@ def result_if_done(
     reached = goal.reached(head, run.spec)
     several = run.spec.accelerator.kind == "multi_worker" and len(cluster_of(os.environ).addresses) > 1
     if reached or not several:  # one of several hosts that refused here would leave the others waiting for it
-        require_recorded_identity(run, head, accept=accept)
+        changes = None if reached else _changes_of_code(run, head)
+        require_recorded_identity(run, head, accept=accept, changes=changes)
+        if changes and not accept:
+            text = (
+                f"the code changed since the run saved it: {_places(changes)}; the run continues if this makes the "
+                "same model and the same data"
+            )
+            telemetry.emit(Note(text=text))
     if not reached:
         return None
     if head is not None and head.finished is not None and CALLBACKS in accept:
@@ -421,14 +458,27 @@ def result_if_done(
 
 def _warn_of_edited_code(run: Run, head: Head, telemetry: Sink) -> None:
     """Say which code beside the run file is not that of a run with nothing to do, whose model nobody builds then."""
-    saved = read_saved_code(run.home, head.identity.get(SAVED_CODE))
-    files = () if saved is None else edited_files(saved, run.spec, run.folder)
-    if files:
+    if changes := _changes_of_code(run, head):
         text = (
-            f"{listed(files)} changed since the run saved its code, and no step is left to train with the change: take "
-            "another name under run, or train more steps with --accept model"
+            f"{_places(changes)} changed since the run saved its code, and no step is left to train with the change: "
+            "take another name under run, or train more steps with --accept model"
         )
         telemetry.emit(Note(text=text, warning=True))
+
+
+def _changes_of_code(run: Run, head: Head | None) -> tuple[CodeChange, ...]:
+    """What changed in the code beside the run file since the run saved it; nothing if the model is built elsewhere."""
+    if head is None or "init_or_restore" in run.spec.stages.remote():
+        return ()
+    saved = read_saved_code(run.home, head.identity.get(SAVED_CODE))
+    try:
+        return () if saved is None else code_changes(saved, run.spec, run.folder)
+    except ModelError:  # too large to be saved, or it cannot be read: importing it says what is wrong
+        return ()
+
+
+def _places(changes: Sequence[CodeChange]) -> str:
+    return listed(list(dict.fromkeys(f"{change.path}:{change.line}" for change in changes)))
 
 
 def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = None) -> None:

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 from flows.facts import RunFacts, best_json
 from flows.opened_run import RunHome
-from tasks.evaluate.report.sections import code_diffs, read_saved_code
+from tasks.evaluate.report.sections import code_diffs
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode
 from tasks.foundation.contracts.identity import IDENTITY, differences, leaves, readable
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES
 from tasks.foundation.log.history import History, commit_of, history_of
+from tasks.foundation.model.code_changes import read_saved_code
 
 ABSENT: Final = "absent"
 _EMPTY: Final[tuple[object, ...]] = (None, ABSENT, "", [], {})

@@ -7,15 +7,18 @@ A pipe gets plain lines that are never wrapped, with whole ids and times, as `--
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TextIO
 
+from tasks.foundation.errors import BatonError
 from tasks.foundation.messages import folded, masked_values, shown, wrapped_lines
 from tasks.foundation.telemetry.formatting import (
     Style,
@@ -237,6 +240,30 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(below) for below in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# In messages of code that does not know how the command was typed, or that another process prints.
+_COMMAND = re.compile(r"(, then )?baton run FILE((?: --set \S+)*)")
+
+
+@contextmanager
+def commands_to_paste(file: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Put the run file and the overrides of a command into the commands that errors within the block name.
+
+    Args:
+        file: the run file, as it was typed.
+        overrides: `key=value` each.
+    """
+
+    def typed(found: re.Match[str]) -> str:
+        new = [word for word in shlex.split(found[2]) if word != "--set"]
+        return f"{' && ' if found[1] else ''}{command_line('run', file, overrides, *new)}"
+
+    try:
+        yield
+    except BatonError as fault:
+        fault.args = tuple(_COMMAND.sub(typed, each) if isinstance(each, str) else each for each in fault.args)
+        raise
 
 
 def command_line(verb: str, file: str, overrides: Sequence[str], *more: str | None) -> str:

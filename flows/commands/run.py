@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flows.admit import Admitted, admit, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import command_line, say_json
+from flows.commands.output import command_line, commands_to_paste, say_json
 from flows.facts import RunFacts
 from flows.opened_run import Goal, Run, override_to_continue
 from flows.process import Terminated, has_temporary_home, stop_reason
@@ -69,7 +69,11 @@ def run(
         "try_again": try_again,
         "take_over": take_over,
     }
-    with Console(sys.stderr if as_json else sys.stdout) as console, warnings_as_notes(console):
+    with (
+        commands_to_paste(os.fspath(file), overrides or []),
+        Console(sys.stderr if as_json else sys.stdout) as console,
+        warnings_as_notes(console),
+    ):
         admitted: Admitted | RelayResult | None = None
         with suppress(KeyboardInterrupt):
             admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)

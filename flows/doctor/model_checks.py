@@ -33,6 +33,7 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
+from tasks.foundation.model.code_changes import CodeReason
 from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.randomness import require_exact_draws
 from tasks.foundation.model.step import (
@@ -294,8 +295,9 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
     else:
         state = build_train_state(spec, batch=batch, **build)
         if _divides(run, target):  # or the check of the batch has said it
-            now = user_code_identity(spec, state, run.folder)
-            require_same_identity(log.require_head().identity, now, home=log.home.uri)
+            now, recorded = user_code_identity(spec, state, run.folder), log.require_head().identity
+            code = CodeReason(home=log.home, recorded=recorded, spec=spec, folder=run.folder)
+            require_same_identity(recorded, now, home=log.home.uri, code=code)
     state.accelerator = cpu
     doubtful = _check_start(replace(run, spec=spec), state, sample, batch, unweighted, inputs=inputs)
     train_step = build_train_step(

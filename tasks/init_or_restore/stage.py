@@ -29,6 +29,7 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
+from tasks.foundation.model.code_changes import CodeReason
 from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_identity import summarize
 from tasks.foundation.model.variables import stateful_layers_warning
@@ -65,9 +66,17 @@ _ALLOWED_TO_DIFFER = (
 
 
 def accepted_changes(
-    log: RunLog, head: Head, *, identity: dict[str, object], state: TrainState, accept: Sequence[str]
+    log: RunLog,
+    head: Head,
+    *,
+    identity: dict[str, object],
+    state: TrainState,
+    accept: Sequence[str],
+    code: Callable[[Sequence[Difference]], Sequence[str]] = lambda _: (),
 ) -> tuple[Difference, ...]:
-    """Return the accepted differences between a run file and its log; for the arguments see `record_changes`.
+    """Return the accepted differences between a run file and its log.
+
+    For the arguments see `record_changes` and `require_same_identity`.
 
     Raises:
         IdentityChanged: a key differs and was not accepted.
@@ -75,7 +84,7 @@ def accepted_changes(
     """
     if accept and head.tip is not None and differences(head.identity, identity):
         _carried(log, head.tip, state)
-    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept)
+    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept, code=code)
 
 
 def record_changes(
@@ -222,7 +231,8 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     if head.tip is None:
         refuse_unfinished_fork(log)
     # Every host checks them, so that none waits for a chief that refuses.
-    accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept)
+    code = CodeReason(home=log.home, recorded=head.identity, spec=spec, folder=code_folder)
+    accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept, code=code)
     if accelerator.is_chief:
         head = record_changes(
             log,

@@ -1,13 +1,22 @@
 """Training on data as `fit` takes it: lists, weights for each output, and text reach the model with their structure."""
 
+import re
 import runpy
+import shutil
+import struct
+import textwrap
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.foundation.errors import ModelError
+from flows.opened_run import Goal, Run
+from flows.without_prefect import train
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import ModelError, SourceError
+from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 from tests.support.watched_relay import command
 
@@ -330,4 +339,95 @@ def test_transform_drops_the_feature_of_split_by(tmp_path: Path) -> None:
     assert not list(lab.storage.files("datasets"))
     dropped = dict.fromkeys(("data__transform", "data__validation_transform"), "data.py:left_alone")
     result = command(lab, spec("grouped", "dropped", **alone, **dropped, train__steps=4))
+    assert np.isfinite(result.metrics["validation_loss"])
+
+
+RUN = """
+run: first
+storage: ./runs
+data:
+  source: data.py:load
+model: model.py:build_model
+train: {steps: 4, global_batch_size: 8}
+accelerator: {kind: cpu}
+"""
+OWN_MODEL = """
+import keras
+
+
+def build_model():
+    model = keras.Sequential([keras.layers.Rescaling(0.01), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+"""
+ARRAYS = """
+import keras
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(40, 3)), draw.integers(0, 2, 40)
+"""
+# What people have for `fit`, and how many changes Baton needs.
+FOR_FIT: dict[str, tuple[str, int]] = {
+    "numpy with a validation tuple": ("    return (x[:30], y[:30]), (x[30:], y[30:])\n", 1),
+    "tf.data": (
+        "    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40, 0).batch(8).prefetch(2)\n",
+        0,
+    ),
+    "an image folder": (
+        '    return keras.utils.image_dataset_from_directory("pictures", image_size=(8, 8), batch_size=4, seed=0)\n',
+        0,
+    ),
+    "a frame and a series": ("    frame = pd.DataFrame(x, columns=list('abc'))\n    return frame, pd.Series(y)\n", 0),
+}
+
+
+def png(value: int) -> bytes:
+    """A grey image of 9 x 9 pixels, without TensorFlow, whose devices a run sets up first."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    pixels = zlib.compress((b"\0" + bytes([value]) * 9) * 9)
+    header = struct.pack(">IIBBBBB", 9, 9, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def as_told(folder: Path, message: str) -> None:
+    """Make the change that a message says, by its lines."""
+    found = re.search(r"rename (\w+) to (\w+), and paste below it:\n", message)
+    assert found is not None
+    code = (folder / "data.py").read_text("utf-8").replace(f"def {found[1]}(", f"def {found[2]}(")
+    pasted = textwrap.dedent(message.partition("paste below it:\n")[2].partition("\n  and name")[0])
+    (folder / "data.py").write_text(f"{code}\n\n{pasted}\n", encoding="utf-8")
+    named = message.partition("in place of source and validation_fraction:\n")[2].partition("\nhint: ")[0]
+    text = (folder / "run.yaml").read_text("utf-8").replace("  source: data.py:load", named.replace("    ", "  "))
+    (folder / "run.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FOR_FIT)
+def test_data_for_fit_needs_this_many_changes(form: str, tmp_path: Path) -> None:
+    body, most = FOR_FIT[form]
+    folder = tmp_path / "0"
+    for number in range(20):
+        file = folder / "pictures" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(12 * number))
+    for name, text in {"run.yaml": RUN, "model.py": OWN_MODEL, "data.py": f"{ARRAYS}\n\ndef load():\n{body}"}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for changes in range(most + 1):
+        run = Run.open(load_run_file(folder / "run.yaml"))
+        if changes == most:
+            break
+        with pytest.raises(SourceError) as refused:
+            train(run, Goal.of(run.spec), telemetry=EventRecorder())
+        assert refused.value.exit_code == 2
+        # Another folder, because a process imports a module once.
+        folder = shutil.copytree(folder, tmp_path / str(changes + 1), ignore=shutil.ignore_patterns("__pycache__"))
+        as_told(folder, str(refused.value))
+    result = train(run, Goal.of(run.spec), telemetry=EventRecorder())
+    assert result.step == 4
     assert np.isfinite(result.metrics["validation_loss"])

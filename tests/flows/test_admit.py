@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
@@ -20,7 +21,9 @@ from flows.with_prefect import run_flows
 from flows.with_prefect.record import FlowRunBeside
 from flows.with_prefect.train_beside import train_beside
 from flows.without_prefect import train
+from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunAtWork
 from tasks.foundation.machine.processes import is_running, process_name
 from tests.support.clock import NOON, FakeClock
@@ -34,6 +37,7 @@ data: {source: "data.py:load"}
 model: model.py:build
 train: {steps: 2, global_batch_size: 8}
 """
+SETTINGS = yaml.safe_load(RUN)
 REFUSED = {
     "an unknown built-in source": (["data={source: digit}"], ["data.source: 'digit'", "did you mean digits?"]),
     "an unknown option of a source": (
@@ -107,6 +111,123 @@ def test_changed_identity_is_refused_before_imports(
     run = FakeRun(file.parent).train(100)
     assert main(["run", str(run.run_file()), "--set", "train.seed=1"]) == 2
     assert "train.seed: 0 -> 1" in capsys.readouterr().err
+
+
+SAVED = """
+import keras
+
+
+class Block(keras.layers.Layer):
+    def call(self, x):
+        return x * 2.0
+
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == 3
+
+
+def build_model(units=4):
+    return keras.Sequential([Block(), keras.layers.Dense(units)])
+
+
+def callbacks():
+    return [Stop()]
+"""
+_CALLBACKS = {
+    "function": "callbacks",
+    "code": {"model.Stop": "b" * 16, "model.callbacks": "c" * 16},
+    "evaluate.every_steps": None,
+    "train.log_every_steps": 100,
+}
+WITH_CALLBACKS = ["train.callbacks=model.py:callbacks", "train.log_every_steps=100"]
+TYPED = " ".join(f"--set {override}" for override in WITH_CALLBACKS)
+# An edit of model.py, --set, and what the refusal says, with the commands to paste.
+CHANGED: dict[str, tuple[tuple[str, str], list[str], list[str]]] = {
+    "a layer": (
+        ("x * 2.0", "x * 3.0"),
+        [],
+        [
+            "  model.code.model.Block changed\n",
+            "  model.py:7, in Block.call:\n    - return x * 2.0\n    + return x * 3.0\n",
+            "baton run {file} {typed} --accept model.code\n",
+            "--as NEW && baton run {file} {typed} --set run=NEW --accept model.code\n",
+        ],
+    ),
+    "a callback": (
+        ("== 3", "== 4"),
+        [],
+        [
+            "train.callbacks.code.model.Stop changed\n  model.py:12, in Stop.on_epoch_end:\n",
+            "baton run {file} {typed} --accept callbacks\n",
+        ],
+    ),
+    "the steps of callbacks": (
+        ("", ""),
+        ["train.log_every_steps=10"],
+        [
+            "  train.log_every_steps: 100 -> 10\n",
+            "hint: restore train.log_every_steps: 100 in the run file, or for this command: baton run {file} {typed}\n",
+        ],
+    ),
+    "an option of the model": (
+        ("", ""),
+        ["model.options.units=8"],
+        [
+            "  model.options.units: 4 -> 8\n",
+            "--set model.options.units=4\n",
+            "--set model.options.units=8 --accept model,compile\n",
+        ],
+    ),
+    "the batch": (
+        ("", ""),
+        ["train.global_batch_size=16"],
+        [
+            "  train.global_batch_size: 32 -> 16\n",
+            "hint: restore train.global_batch_size: 32 in the run file",
+            "--set train.global_batch_size=16 --accept global_batch_size\n",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_changed_code_is_shown_before_imports_with_a_command_to_paste(
+    change: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("prefect", "tensorflow", "keras"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (old, new), sets, words = CHANGED[change]
+    overrides = [*WITH_CALLBACKS, *sets]
+    written = SavedCode.of(RunSpec.model_validate(SETTINGS), {"model.py": SAVED.encode()}).to_json()
+    identity = {
+        SAVED_CODE: saved_code_path(written),
+        "model.code": {"model.Block": "a" * 16},
+        "model.options": {"units": 4},
+        "train.callbacks": _CALLBACKS,
+        "train.global_batch_size": 32,
+    }
+    run = FakeRun(file.parent, identity=identity).train(100)
+    run.home.write(saved_code_path(written), written)
+    (file.parent / "model.py").write_text(SAVED.replace(old, new) if old else SAVED, encoding="utf-8")
+    path = str(run.run_file())
+    assert main(["run", path, *(word for each in overrides for word in ("--set", each))]) == 2
+    stderr = capsys.readouterr().err
+    assert [word for word in words if word.format(file=path, typed=TYPED) not in stderr] == [], stderr
+
+
+def test_a_function_that_builds_the_model_is_told_before_imports_and_not_refused(file: Path) -> None:
+    """It may build the same model."""
+    written = SavedCode.of(RunSpec.model_validate(SETTINGS), {"model.py": SAVED.encode()}).to_json()
+    identity = {SAVED_CODE: saved_code_path(written), "model.code": {"model.Block": "a" * 16}}
+    run = FakeRun(file.parent, identity=identity).train(100)
+    run.home.write(saved_code_path(written), written)
+    (file.parent / "model.py").write_text(SAVED.replace("Dense(units)", "Dense(units=units)"), encoding="utf-8")
+    recorder = EventRecorder()
+    opened = Run.open(load_run_file(run.run_file()))
+    assert isinstance(admit(opened, Goal.of(opened.spec), telemetry=recorder), Admitted)
+    (note,) = [event.text for event in recorder.events if "changed since" in event.text]
+    assert "model.py:16" in note
 
 
 def test_run_without_progress_is_refused_before_imports(

@@ -113,9 +113,10 @@ def test_next_command_of_a_fork_has_steps_left(
 CHANGES: dict[str, tuple[Callable[[Path], object], str | None]] = {
     "nothing": (lambda _: None, None),
     "a comment": (lambda folder: (folder / "model.py").write_text(f"# faster\n{MODEL}"), None),
-    "a line": (lambda folder: (folder / "model.py").write_text(MODEL.replace("1", "2")), "model.py"),
+    "a line": (lambda folder: (folder / "model.py").write_text(MODEL.replace("1", "2")), "model.py:2"),
     "another file": (
-        lambda folder: (folder / "model.py").write_text(f"from . import layers\n{MODEL}"), "layers.py, model.py",
+        lambda folder: (folder / "model.py").write_text(f"from . import layers\n{MODEL}"),
+        "layers.py:1, model.py:1",
     ),
 }  # fmt: skip
 

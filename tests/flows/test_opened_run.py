@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from flows.commands.main import main
 from flows.opened_run import RunHome, open_run, run_of_deployment, saved_run, write_run_file
-from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedFile
 from tasks.foundation.contracts.log_entry import Change, Head, Origin
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import InvalidInput, RunLogError
+from tasks.foundation.model.code_changes import read_saved_code
 from tasks.foundation.model.code_digest import MOST_BYTES, save_code
 from tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs

@@ -97,15 +97,15 @@ def test_changed_identity_is_a_list_of_differences() -> None:
     assert lines[9] == "  and 43 more"
     keys = "--accept seed,model.config"
     assert lines[10:] == [
-        "hint: restore the run file as it was",
+        "hint: restore train.seed: 0 in the run file, or for this command: baton run FILE --set train.seed=0",
         f"hint: or continue with the change from the newest checkpoint: baton run FILE {keys}",
         (
             "hint: or try the change in a copy of the run: baton fork /runs/iris --as NEW, then baton run FILE "
             f"--set run=NEW {keys}"
         ),
         (
-            "hint: or set another name under run: to start a new run; init.weights: /runs/iris begins it with these "
-            "weights"
+            "hint: or start a new run: baton run FILE --set run=NEW; with the weights of this one, add "
+            "--set init.weights=/runs/iris"
         ),
     ]
 

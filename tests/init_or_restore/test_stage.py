@@ -1,5 +1,6 @@
 """The stage init-or-restore begins a run, or finds the checkpoint from which it continues."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,19 @@ def test_another_run_of_the_same_name_is_refused(lab: Lab, change: str) -> None:
     assert refused.value.exit_code == 2
     assert text in str(refused.value)
     assert f"{lab.root}/storage/build was started with other settings, data or code" in str(refused.value)
-    assert "hint: restore the run file as it was" in str(refused.value)
+    assert "hint: restore " in str(refused.value)
     assert lab.log(spec).head() == before
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "text"),
     [
-        ("layers.py", "return x + keras.random.normal(ops.shape(x), seed=self.seeds)", "return x", "SeededNoise: "),
+        (
+            "layers.py",
+            "return x + keras.random.normal(ops.shape(x), seed=self.seeds)",
+            "return x",
+            "SeededNoise changed",
+        ),
         ("model.py", 'activation="tanh"', 'activation="relu"', "activation: tanh -> relu"),
     ],
 )
@@ -125,6 +131,7 @@ def test_other_code_is_refused(lab: Lab, file: str, old: str, new: str, text: st
     with pytest.raises(IdentityChanged) as refused:
         lab.copy_of_code("changed", (file, old, new)).begin(spec_of("build"))
     assert text in str(refused.value)
+    assert re.search(rf"\n  {re.escape(file)}:\d+, in .*\n(.*\n)*    - .*{re.escape(old)}", str(refused.value))
 
 
 def test_log_without_a_key_is_continued(new_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,7 @@ from tasks.foundation.contracts.home_files import (
     SAVED_CODE,
     ConfusionMatrix,
     ModelSummary,
-    SavedCode,
     confusion_path,
-    is_saved_code,
 )
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import (
@@ -38,12 +36,13 @@ from tasks.foundation.contracts.log_entry import (
     Quarantine,
     Rewind,
 )
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
 from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.history import History, KeptForGood, commit_of
 from tasks.foundation.log.receipts import audit_words, last_audit
 from tasks.foundation.messages import counted, time_words
+from tasks.foundation.model.code_changes import read_saved_code
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.formatting import (
     duration_words,
@@ -445,16 +444,6 @@ def _model_section(model: ModelSummary) -> Section:
         + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
         f"{model.optimizer:,} numbers of its own.",
     )
-
-
-def read_saved_code(home: Storage, path: object) -> SavedCode | None:
-    """The run file and the code that an identity names; None if the home has none, or none that can be read."""
-    if not is_saved_code(path):
-        return None
-    try:
-        return SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError):  # `verify` says what is wrong
-        return None
 
 
 def yaml_text(value: object) -> str:

@@ -31,7 +31,7 @@ from tasks.foundation.contracts.base import Contract, DatasetPath
 from tasks.foundation.contracts.data_spec import DataSpec, integer_weights
 from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, KeepBest, RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
-from tasks.foundation.messages import masked_values, message
+from tasks.foundation.messages import MASK, masked_values, message
 
 _MOST_BLOCKS: Final = 32
 _DIGITS: Final = 8
@@ -254,6 +254,8 @@ IDENTITY: Mapping[str, Recorded] = {
 CALLBACK_RECORD = "callbacks.record"
 # In what the identity has of callbacks; it counts unless they ignore rows.
 LOG_EVERY = "train.log_every_steps"
+# In what the identity has of callbacks and transforms: the digests of their functions and classes.
+CODE = "code"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -416,6 +418,23 @@ def _as_float32(value: float) -> float:
 
 
 _ABSENT = "absent"
+_OPTIONS = "model.options"
+# Keys whose recorded value is the one in the run file, and those that the identity of callbacks has.
+_OF_RUN_FILE = frozenset(
+    {
+        *("data.shuffle", "data.window_shards", "train.seed", _BATCH, _DROP, "train.accumulate", "train.precision"),
+    }
+)
+_SCHEDULE = ("evaluate.every_steps", LOG_EVERY, "evaluate.every")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_YAML_VALUES = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+# Digests that say nothing to a person.
+_DIGESTED = {
+    "data.content_digest": "other examples",
+    VALIDATION: "other validation examples",
+    SIGNATURE: "other variables",
+}
+_DIGESTS = re.compile(r"[0-9a-f]{16}(?: [0-9a-f]{16})*")
 _SHOWN = 6
 _VALUE_CHARACTERS = 60
 
@@ -437,7 +456,25 @@ class Difference:
         if before == after:  # a float32 and a double can differ in the digits that are not shown
             before, after = str(self.recorded), str(self.now)
         before, after = shorten_to_difference(before, after)
-        return f"{self.key}: {before} -> {after}"
+        return f"{self.key_of_run_file or self.key}: {before} -> {after}"
+
+    @property
+    def key_of_run_file(self) -> str:
+        """The key of the run file that has this value; "" if none has it as it is recorded."""
+        schedule = self.key.removeprefix(f"{CALLBACKS}.")
+        if self.of == CALLBACKS and schedule in _SCHEDULE:
+            return schedule
+        return self.key if self.key in _OF_RUN_FILE or self.of == _OPTIONS else ""
+
+    @property
+    def override_back(self) -> str:
+        """The `key=value` of `--set` that puts the recorded value back; "" if there is none."""
+        plain = self.recorded is None or isinstance(self.recorded, bool | int | float | str)
+        if not self.key_of_run_file or not plain or self.recorded in {_ABSENT, MASK}:
+            return ""
+        value = readable(self.recorded)
+        is_word = isinstance(value, str) and _WORD.fullmatch(value) is not None and value.lower() not in _YAML_VALUES
+        return f"{self.key_of_run_file}={value if is_word else json.dumps(value)}"
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
@@ -455,8 +492,20 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
             if old != new:
-                found.append(Difference(leaf, old, new, key))
+                found.append(Difference(leaf, old, new, key, _words_of_digests(leaf, old, new)))
     return tuple(found)
+
+
+def _words_of_digests(key: str, old: Any, new: Any) -> str:
+    """What happened to a function, a class or a set, whose digest says nothing to a person; "" for other values."""
+    if key in _DIGESTED and isinstance(old, str) and isinstance(new, str) and _ABSENT not in {old, new}:
+        return f"{key}: {_DIGESTED[key]} ({old[:8]} -> {new[:8]})"
+    digests = [isinstance(each, str) and _DIGESTS.fullmatch(each) is not None for each in (old, new)]
+    if all(digests):
+        return f"{key} changed"
+    if any(digests) and _ABSENT in {old, new}:
+        return f"{key} is {'new' if old == _ABSENT else 'gone'}"
+    return ""
 
 
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
@@ -478,6 +527,35 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     identity |= {key: None for key, reference in spec.data.transform_of_key.items() if reference is None}
     # The identity of callbacks and transforms is their code, which is read when the model is built.
     return identity if spec.train.callbacks else identity | {CALLBACKS: None}
+
+
+def callback_schedule(spec: RunSpec) -> dict[str, Any]:
+    """Return what the identity of callbacks has of the run file: their function, and the steps at which they act."""
+    return {
+        "function": (spec.train.callbacks or "").partition(":")[2],
+        "evaluate.every_steps": spec.evaluate.every_steps,
+        LOG_EVERY: spec.train.log_every_steps,
+        # Left out where evaluations follow from steps alone.
+        **({} if spec.evaluate.every is None else {"evaluate.every": spec.evaluate.every}),
+    }
+
+
+def identity_without_code(spec: RunSpec, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity as far as it is known before the user's code is imported; the rest is as recorded.
+
+    Args:
+        spec: the run file.
+        recorded: the identity in the log.
+    """
+    found = identity_in_run_file(spec)
+    callbacks, options = recorded.get(CALLBACKS), recorded.get(_OPTIONS)
+    if spec.train.callbacks is not None and isinstance(callbacks, Mapping):
+        kept = {key: value for key, value in callbacks.items() if key != "evaluate.every"}
+        found[CALLBACKS] = kept | callback_schedule(spec)
+    if isinstance(options, Mapping):  # it also has what Baton passes, such as the number of steps
+        given = json.loads(json.dumps(masked_values(spec.model.options), default=str))
+        found[_OPTIONS] = {**options, **given}
+    return found
 
 
 def _mixture(data: DataSpec) -> dict[str, Any] | None:
@@ -509,7 +587,13 @@ def accepted_keys(words: str) -> tuple[str, ...]:
 
 
 def require_same_identity(
-    recorded: Mapping[str, Any], now: Mapping[str, Any], *, home: str, accept: Sequence[str] = ()
+    recorded: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    home: str,
+    accept: Sequence[str] = (),
+    code: Callable[[Sequence[Difference]], Sequence[str]] = lambda _: (),
+    before_imports: bool = False,
 ) -> tuple[Difference, ...]:
     """Refuse to continue a run with another identity.
 
@@ -520,6 +604,8 @@ def require_same_identity(
         now: the identity according to the run file.
         home: the run's home, for the message.
         accept: identity keys that may differ, see `accepted_keys`.
+        code: returns the lines of the message that show the changes of the user's code behind differences.
+        before_imports: whether the model is not built yet, so that more keys of it may differ than are known.
 
     Returns:
         The accepted differences.
@@ -536,11 +622,11 @@ def require_same_identity(
     refused = tuple(each for each in decided if each.of not in accept)
     if refused:
         details = list(dict.fromkeys(map(str, refused)))  # two transforms may use one vocabulary
-        raise IdentityChanged(
-            message(
-                f"{home} was started with other settings, data or code", details=details, hints=_remedies(found, home)
-            )
-        )
+        lines = code(refused)
+        headline = message(f"{home} was started with other settings, data or code", details=details)
+        back = _way_back(refused, code_is_shown=bool(lines))
+        remedies = [back, *_ways_on(found, home, before_imports=before_imports)]
+        raise IdentityChanged(message("\n".join([headline, *(f"  {line}" for line in lines)]), hints=remedies))
     return found
 
 
@@ -551,20 +637,34 @@ def difference_words(found: Sequence[Difference]) -> str:
     return f"{shown}; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
 
 
-def _remedies(found: Sequence[Difference], home: str) -> list[str]:
-    revert = "restore the run file as it was"
-    if any(each.of in {CONTENTS, TRANSFORM_CONTENTS} for each in found):
-        revert = "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
-    begin = f"or set another name under run: to start a new run; init.weights: {home} begins it with these weights"
-    keys = list(dict.fromkeys(each.of for each in found if each.of != SIGNATURE)) or [SIGNATURE]
-    accept = f"--accept {','.join(map(_short_name, keys))}"
-    fork = f"baton fork {shlex.quote(home)} --as NEW, then baton run FILE --set run=NEW {accept}"
+def _ways_on(found: Sequence[Difference], home: str, *, before_imports: bool) -> list[str]:
+    keys = list(dict.fromkeys(_short_name(each.of) for each in found if each.of != SIGNATURE)) or [SIGNATURE]
+    if before_imports and any(each.of == _OPTIONS for each in found):
+        # What else of the model changes with them is not known yet. What does not differ is not accepted.
+        keys = [*(key for key in keys if not key.startswith("model.")), "model", "compile"]
+    accept, quoted = f"--accept {','.join(keys)}", shlex.quote(home)
+    copied = f"baton fork {quoted} --as NEW, then baton run FILE --set run=NEW {accept}"
+    weights = f"--set init.weights={quoted}"
     return [
-        revert,
         f"or continue with the change from the newest checkpoint: baton run FILE {accept}",
-        f"or try the change in a copy of the run: {fork}",
-        begin,
+        f"or try the change in a copy of the run: {copied}",
+        f"or start a new run: baton run FILE --set run=NEW; with the weights of this one, add {weights}",
     ]
+
+
+def _way_back(found: Sequence[Difference], *, code_is_shown: bool) -> str:
+    """How to continue the run as it was."""
+    if any(each.of in {CONTENTS, TRANSFORM_CONTENTS} for each in found):
+        return "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
+    back = list(dict.fromkeys(filter(None, (each.override_back for each in found))))
+    if back:
+        lines = ", ".join(each.replace("=", ": ", 1) for each in back)
+        sets = " ".join(f"--set {shlex.quote(each)}" for each in back)
+        code = "the lines with -, and " if code_is_shown else ""
+        return f"restore {code}{lines} in the run file, or for this command: baton run FILE {sets}"
+    if code_is_shown:
+        return "restore the lines with - in place of those with +"
+    return "restore the run file, the code and the data as they were"
 
 
 def _accept_words() -> dict[str, tuple[str, ...]]:

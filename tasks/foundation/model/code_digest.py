@@ -270,11 +270,16 @@ def _parsed(source: bytes) -> ast.Module | None:
 def _digest(tree: ast.Module, more: str = "") -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [statement for statement in node.body if not _is_text(statement)]
+            node.body = [statement for statement in node.body if not is_text(statement)]
     return hashlib.sha256((ast.dump(tree) + more).encode()).hexdigest()[:16]
 
 
-def _is_text(statement: ast.stmt) -> bool:
+def syntax_digest(statement: ast.stmt) -> str:
+    """Return a digest of a statement, without the docstrings in it."""
+    return _digest(ast.Module([statement], []))
+
+
+def is_text(statement: ast.stmt) -> bool:
     """Whether a statement is a docstring, or a string used as a comment."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
@@ -377,22 +382,6 @@ def require_savable(spec: RunSpec, folder: Path) -> None:
     """
     data = SavedCode.of(spec, collect_code(spec, folder)).to_json()
     refuse_unreadable(saved_code_path(data), data)
-
-
-def edited_files(saved: SavedCode, spec: RunSpec, folder: Path) -> tuple[str, ...]:
-    """Return the files whose code is not as in saved code, by path; comments and layout do not count.
-
-    Args:
-        saved: what a home has.
-        spec: the run file.
-        folder: its folder.
-
-    Raises:
-        ModelError: see `collect_code`.
-    """
-    now, before = collect_code(spec, folder), {file.path: file.content for file in saved.files}
-    digests = [{path: source_digest(data) for path, data in files.items()} for files in (before, now)]
-    return tuple(sorted(path for path in before.keys() | now.keys() if digests[0].get(path) != digests[1].get(path)))
 
 
 def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | None = None) -> dict[str, str]:

@@ -29,7 +29,14 @@ import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.identity import CALLBACKS, LOG_EVERY, CallbackRecord, CsvFile
+from tasks.foundation.contracts.identity import (
+    CALLBACKS,
+    CODE,
+    LOG_EVERY,
+    CallbackRecord,
+    CsvFile,
+    callback_schedule,
+)
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
@@ -289,14 +296,13 @@ def callbacks_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     if reference is None:
         return {CALLBACKS: None}
     function = load_function(reference, code_folder, seed=spec.train.seed)
+    schedule = callback_schedule(spec)
+    # A checkpoint has the value too, so the order of its keys stays.
     return {
         CALLBACKS: {
-            "function": reference.partition(":")[2],
-            "code": user_code(function, reference).digests(),
-            "evaluate.every_steps": spec.evaluate.every_steps,
-            LOG_EVERY: spec.train.log_every_steps,
-            # Left out where evaluations follow from steps alone.
-            **({} if spec.evaluate.every is None else {"evaluate.every": spec.evaluate.every}),
+            "function": schedule["function"],
+            CODE: user_code(function, reference).digests(),
+            **schedule,
         }
     }
 

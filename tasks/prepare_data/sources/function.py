@@ -1,30 +1,22 @@
 """A source that the user writes: a function such as `data.py:load`, and the forms of what it returns.
 
 It returns arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one. The form decides how it is
-read, never a guess: what can be read two ways is refused, with both readings by their shapes. How it was read is said
-in the log. Several sets, or a list of whole arrays that may be a few examples, are refused: Keras's data functions
-return `x, y` or `(x_train, y_train), (x_test, y_test)`, and iterating over that yields two items, which with equal
-shapes would pass as two examples, test data included. Iteration runs in the run file's folder, and a source that never
-ends is noticed before it fills the disk.
+read, never a guess: several sets, and what can be read two ways, are refused (refused_forms.py). How it was read is
+said in the log. Iteration runs in the run file's folder.
 """
 
-import ast
 import inspect
 import itertools
 import json
-import operator
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import CodeType, GeneratorType
 from typing import Any, TypeVar
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import CLASSES
-from tasks.foundation.dataset.features import describe_shapes, flatten, shared_batch_size, single_example_shapes
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.messages import counted, message
 from tasks.foundation.model.code_digest import module_digest
@@ -33,6 +25,14 @@ from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import in_user_folder, load_function
 from tasks.foundation.user_errors import user_error
 from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
+from tasks.prepare_data.sources.refused_forms import (
+    endless_error,
+    endless_warning,
+    is_dataset,
+    refuse_several_sets,
+    refuse_two_readings,
+    require_end,
+)
 from tasks.prepare_data.sources.returned_arrays import (
     columns_of,
     dataset_is_batched,
@@ -52,13 +52,6 @@ T = TypeVar("T")
 Surroundings = Callable[[], AbstractContextManager[None]]
 # A source without end shows itself by its number of examples, if nothing else does.
 WARN_AT_EXAMPLES = 1_000_000
-_HINT = "set data.examples: N to take the first N examples, or let the source end after one pass over the data"
-# Training, validation and test sets; x and y of training and test.
-_MOST_SETS, _MOST_PARTS = 3, 4
-_REMEDY = (
-    "return the arrays of one set as a tuple: return x, y (or yield from zip(x, y)); Baton holds out "
-    "data.validation_fraction of them"
-)
 REMEDY = (
     "return arrays (x, y), a tf.data.Dataset or a keras.utils.PyDataset; or make it a generator function: yield x, "
     "(x, y) or (x, y, sample_weight) for each example"
@@ -116,131 +109,13 @@ def user_items(
         index += 1
 
 
-def require_end(reference: str, returned: object) -> None:
-    """Refuse an iterable that certainly has no end: a repeated dataset, `itertools.cycle`, `while True` with no exit.
-
-    Args:
-        reference: the user's function, for messages.
-        returned: what it returned.
-
-    Raises:
-        SourceError: it has no end; names data.examples.
-    """
-    reason = _reason(returned)
-    if reason is not None:
-        raise endless_error(reference, reason)
-
-
-def endless_error(reference: str, reason: str) -> SourceError:
-    """Return the error for a source that has no end."""
-    return SourceError(message(f"{reference}: its examples have no end ({reason})", hints=[_HINT]))
-
-
-def endless_warning(reference: str, examples: int) -> str:
-    """Return the warning for a source that may have no end."""
-    return f"{reference}: {examples:,} examples so far, and no end; if it has none, stop and {_HINT}"
-
-
-def _reason(returned: object) -> str | None:
-    cardinality = getattr(returned, "cardinality", None)
-    if callable(cardinality) and type(returned).__module__.startswith("tensorflow"):
-        return "a tf.data.Dataset with repeat()" if int(cardinality()) == -1 else None
-    if isinstance(returned, itertools.cycle | itertools.count):
-        return f"itertools.{type(returned).__name__}"
-    if isinstance(returned, itertools.repeat) and operator.length_hint(returned, -1) == -1:
-        return "itertools.repeat"
-    if isinstance(returned, GeneratorType):
-        line = _endless_loop(returned.gi_code)
-        return None if line is None else f"line {line}: while True without break or return"
-    return None
-
-
-def _endless_loop(code: CodeType) -> int | None:
-    """Return the line of a loop of a generator function that yields and has no exit; None if there is none."""
-    try:
-        lines, first = inspect.getsourcelines(code)
-        function = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, SyntaxError):
-        return None  # its source cannot be read, or it is an expression
-    for node in _within(function):
-        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value:
-            inside = list(_within(node))
-            exits = any(isinstance(each, ast.Return | ast.Raise | ast.Break) for each in inside)
-            if not exits and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
-                return first + node.lineno - 1
-    return None
-
-
-def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes in a function or loop, without those of functions that it defines."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield child
-            yield from _within(child)
-
-
-def require_examples(reference: str, examples: object) -> None:
-    """Refuse a tuple or list that may consist of whole arrays.
-
-    Args:
-        reference: the function that returned it, for messages.
-        examples: what it returned.
-
-    Raises:
-        SourceError: describes both readings by their shapes.
-    """
-    if not isinstance(examples, tuple | list):
-        return
-    sets = _sets(examples)
-    lengths = [length for each in sets if (length := shared_batch_size(_shapes(each))) is not None]
-    if not sets or len(lengths) != len(sets):
-        return
-    kind = type(examples).__name__
-    counted = "one set" if len(sets) == 1 else f"{len(sets)} sets"
-    each = single_example_shapes(_shapes(sets[0]))
-    raise SourceError(
-        message(
-            f"{reference}: returned a {kind} of {len(examples)}, which can be read two ways",
-            details=[
-                f"as {len(examples)} single examples: {_shape_of(examples[0])} and so on",
-                f"as arrays: {counted} of {', '.join(map(str, lengths))} examples of {describe_shapes(each)}",
-            ],
-            hints=[_REMEDY, f"or, if they are {len(examples)} single examples, set data.batched: false"],
-        )
-    )
-
-
-def _sets(examples: Sequence[object]) -> list[tuple[object, ...]]:
-    """Return the sets of arrays that the items may be; empty if they can only be examples."""
-    if 1 <= len(examples) <= _MOST_SETS and all(isinstance(each, tuple) for each in examples):
-        return [each for each in examples if isinstance(each, tuple)]
-    if not 1 < len(examples) <= _MOST_PARTS or any(isinstance(each, tuple) for each in examples):
-        return []
-    if len(examples) == _MOST_PARTS:
-        return [tuple(examples[:2]), tuple(examples[2:])]
-    return [tuple(examples)]
-
-
-def _shapes(parts: tuple[object, ...]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape by name; empty if they are not arrays, which `flatten` reports later."""
-    try:
-        return {name: (array.dtype.name, array.shape) for name, array in flatten(parts).items()}
-    except ValueError:
-        return {}
-
-
-def _shape_of(example: object) -> str:
-    shapes = _shapes(example if isinstance(example, tuple) else (example,))
-    words = ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in shapes.items())
-    return f"({words})" if isinstance(example, tuple) else words
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """Reads what a function returned.
 
     Attributes:
         reference: the function, for messages.
+        options: `data.options`, for messages.
         batched: `data.batched`.
         accepted: the run has begun with its examples, so they are not refused as ambiguous.
         bounded: `data.examples` is set, so the source may be endless.
@@ -251,6 +126,7 @@ class Reader:
     """
 
     reference: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     batched: bool | None = None
     accepted: bool = False
     bounded: bool = False
@@ -269,6 +145,8 @@ class Reader:
             return self._tf_dataset(returned)
         if is_py_dataset(returned):
             return self._py_dataset(returned)
+        told = self.accepted or self.batched is not None
+        refuse_several_sets(self.reference, returned, self.options, datasets_only=told)
         self._refuse_datasets_in_a_tuple(returned)
         if isinstance(returned, Mapping):
             return self._dict(returned)
@@ -279,7 +157,7 @@ class Reader:
             if parts is not None:
                 return self._arrays(parts)
             if not self.accepted and self.batched is None:
-                require_examples(self.reference, returned)
+                refuse_two_readings(self.reference, returned)
         return self._items(returned)
 
     def _items(self, returned: object) -> Iterator[LocatedExample]:
@@ -415,8 +293,7 @@ class Reader:
     def _refuse_datasets_in_a_tuple(self, returned: object) -> None:
         if not isinstance(returned, tuple | list):
             return
-        found = [each for each in returned if is_tf_dataset(each) or is_py_dataset(each)]
-        if found:
+        if any(map(is_dataset, returned)):
             kinds = ", ".join(type(each).__name__ for each in returned)
             raise SourceError(
                 f"{self.reference}: returned a {type(returned).__name__} of {kinds}; return the training data alone: "
@@ -516,6 +393,7 @@ def function(
             origin[CLASSES] = json.dumps(names)
         reader = Reader(
             reference=reference,
+            options=options,
             batched=data.batched,
             accepted=accepted,
             bounded=data.examples is not None,

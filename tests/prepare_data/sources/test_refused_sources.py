@@ -71,6 +71,11 @@ LENGTHS = "return arrays of the same length"
 ONE_SET = "return x, y"
 SINGLE = "set data.batched: false"
 BATCHES = {"batched": True}
+TWO = ["2 sets of 40, 9 examples of x float32[8] and y int64[]", "def load_validation():"]
+VALIDATION = "    source: data.py:load\n    validation: data.py:load_validation\n"
+PASTED = f"""
+  and name them in the run file under data, in place of source and validation_fraction:
+{VALIDATION}"""
 
 # What load returns (a function is called), the keys of `data`, and words of the message: shapes and remedy.
 REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
@@ -95,7 +100,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         ["x[0] float32[40, 8], x[1] float32[9, 8] and y int64[40]", LENGTHS],
     ),
     "outputs of different lengths": ((X, [Y, SHORT]), {}, ["y[0] int64[40] and y[1] int64[39]", LENGTHS]),
-    "a dict of different lengths": ({"train": X, "test": X[:5]}, {}, ["x/test float32[5, 8]", LENGTHS]),
+    "a dict of different lengths": ({"one": X, "other": X[:5]}, {}, ["x/other float32[5, 8]", LENGTHS]),
     "an array and one label": ((X, 3), {}, ["x float32[40, 8] and y int '3'", LENGTHS]),
     "one example, returned": ((X[0], np.int64(3)), {}, ["x float32[8] and y int64[]", LENGTHS]),
     "x alone is missing": ((None, Y), {}, ["x None and y int64[40]", LENGTHS]),
@@ -136,14 +141,40 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "NaN in an array": ((NAN, Y), {}, ["row 3: x contains nan at [5]", "data.allow_nan"]),
     "arrays with data.batched": ((X, Y), BATCHES, ["whole arrays: x float32[40, 8] and y", "remove data.batched"]),
     "a dict with data.batched: false": ({"k": X}, {"batched": False}, ["x/k float32[40, 8]", "remove data.batched"]),
-    # two readings
-    "training and test set": (
-        ((X, Y), (X[:9], Y[:9])),
+    # several sets
+    "training and test set": (((X, Y), (X[:9], Y[:9])), {}, [*TWO, f"return load_sets()[1]{PASTED}", ONE_SET]),
+    "two equal sets": (((X, Y), (X, Y)), {}, ["2 sets of 40, 40", "2 single examples: (x float32[40, 8]", SINGLE]),
+    "x and y of two sets": ((X, Y, X[:9], Y[:9]), {}, [*TWO, f"return load_sets()[2:4]{PASTED}", ONE_SET]),
+    "two sets as of scikit-learn": ((X, X[:9], Y, Y[:9]), {}, [*TWO, f"return load_sets()[1::2]{PASTED}"]),
+    "three sets as of scikit-learn": (
+        (X, X[:9], X[:5], Y, Y[:9], Y[:5]),
         {},
-        ["2 sets of 40, 9 examples of x float32[8] and y int64[]", ONE_SET],
+        [
+            "3 sets of 40, 9, 5 examples",
+            "def load_test():\n        return load_sets()[2::3]",
+            "test: data.py:load_test",
+        ],
     ),
-    "two equal sets": (((X, Y), (X, Y)), {}, ["2 single examples: (x float32[40, 8]", "2 sets", SINGLE]),
-    "x and y of two sets": ((X, Y, X[:9], Y[:9]), {}, ["2 sets of 40, 9 examples", ONE_SET]),
+    "x, y and validation data as in fit": ((X, Y, (X[:9], Y[:9])), {}, [*TWO, f"return load_sets()[2]{PASTED}"]),
+    "sets by name": ({"train": (X, Y), "val": (X[:9], Y[:9])}, {}, [*TWO, f'return load_sets()["val"]{PASTED}']),
+    "sets of x alone by name": (
+        {"train": X, "test": X[:5]},
+        {},
+        ["2 sets of 40, 5 examples of x float32[8]", VALIDATION],
+    ),
+    "arrays of sets by name": (
+        {"y_train": Y, "x_train": X, "x_test": X[:9], "y_test": Y[:9]},
+        {},
+        [*TWO, f'        sets = load_sets()\n        return sets["x_test"], sets["y_test"]{PASTED}'],
+    ),
+    "a dataset for training and one for validation": (
+        lambda: (dataset(X, Y), dataset(X, Y)),
+        BATCHES,
+        ["2 sets (float32[8], int64[], float32[8], int64[])", f"return load_sets()[1]{PASTED}"],
+    ),
+    "datasets by name": (lambda: {"train": dataset(X, Y), "test": dataset(X, Y)}, {}, [f'()["test"]{PASTED}']),
+    "a dataset with a description": (lambda: (dataset(X, Y), {}), {}, ["returned a tuple of", "return train_dataset"]),
+    # two readings
     "a list of x and y": ([X, Y], {}, ["2 single examples: x float32[40, 8]", "one set of 40", ONE_SET]),
     "a list of two equal arrays": ([X, X], {}, ["2 single examples", "one set of 40 examples of x float32[8]", SINGLE]),
     "a dict of x and y": ({"x": X, "y": Y}, {}, ["x float32[40, 8] and y int64[40]", "x/x float32[40, 8]", ONE_SET]),
@@ -151,11 +182,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         ([X[:2], X[:2]], Y[:2]),
         {},
         ["two ways", "x[0] float32[2, 8], x[1] float32[2, 8]", "x list of 2", "np.stack"],
-    ),
-    "a dataset for training and one for validation": (
-        lambda: (dataset(X, Y), dataset(X, Y)),
-        {},
-        ["returned a tuple of", "return train_dataset"],
     ),
     # batches
     "a batch of different lengths": (

@@ -27,9 +27,9 @@ def load():
 """
 
 AMBIGUOUS = {
-    "(a, b), (a, b)": ["(x float32[40, 8], y int64[40])", "2 sets of 40, 40 examples"],
-    "(a, b), (c, d)": ["2 sets of 40, 10 examples", "of x float32[8] and y int64[]"],
-    "[(a, b), (c, d), (c, d)]": ["3 sets of 40, 10, 10 examples"],
+    "(a, b), (a, b)": ["(x float32[40, 8], y int64[40])", "2 sets of 40, 40 examples", "data.validation"],
+    "(a, b), (c, d)": ["2 sets of 40, 10 examples", "of x float32[8] and y int64[]", "data.validation"],
+    "[(a, b), (c, d), (c, d)]": ["3 sets of 40, 10, 10 examples", "test: data.py:load_test"],
     "[a, b]": ["one set of 40 examples of x float32[8] and y int64[]"],
     "[b, b]": ["one set of 40 examples of x int64[] and y int64[]"],
     "[a, b, b]": ["one set of 40 examples"],
