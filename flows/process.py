@@ -11,11 +11,13 @@ import io
 import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +31,7 @@ from tasks.foundation.contracts.log_entry import STOP_REASONS
 from tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
 from tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
 from tasks.foundation.machine.threads import leaving_in_time, report_signal
-from tasks.foundation.messages import masked
+from tasks.foundation.messages import masked, shown
 from tasks.foundation.storage.local_files import temporary_folder
 
 if TYPE_CHECKING:
@@ -181,9 +183,60 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
 
+class _Tail:
+    """The last lines that the standard streams of this process got, whoever wrote them in Python.
+
+    Without locks, because a signal handler and a forked child write too; of lines that threads write at the same
+    moment, one may be lost.
+    """
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=2 * _LAST_LINES)  # a secret may have several lines
+        self._unfinished = ""
+
+    def add(self, text: str) -> None:
+        """Take notice of what is written. A line that begins anew, as that of a progress bar, counts as it is last."""
+        *lines, unfinished = f"{self._unfinished}{text}".split("\n")
+        self._lines.extend(map(self._begun_last, lines))
+        self._unfinished = self._begun_last(unfinished)
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, without secrets, colors and empty lines, each cut to a length for records."""
+        text = masked(_TERMINAL_CODE.sub("", "\n".join([*list(self._lines), self._unfinished])))
+        lines = (line.rstrip() for line in text.split("\n"))
+        return tuple(shown(line, _SHOWN_CHARACTERS) for line in lines if line)[-_LAST_LINES:]
+
+    @staticmethod
+    def _begun_last(line: str) -> str:
+        return line[line.rstrip("\r").rfind("\r") + 1 :][:_LINE_CHARACTERS]
+
+
+_LAST_LINES, _LINE_CHARACTERS, _SHOWN_CHARACTERS = 50, 2000, 200
+_TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[^\[])")
+# One per process, as the streams are.
+_TAIL = _Tail()
+
+
+def last_lines() -> tuple[str, ...]:
+    """The last lines of this process's standard streams, since `tolerate_closed_readers`; for its attempt's record."""
+    return _TAIL.lines()
+
+
+class _Stream(io.TextIOWrapper):
+    """A standard stream whose last lines are kept."""
+
+    def write(self, text: str, /) -> int:
+        written = super().write(text)
+        _TAIL.add(text)
+        return written
+
+
 @contextmanager
 def tolerate_closed_readers() -> Iterator[None]:
-    """Make `sys.stdout` and `sys.stderr` drop output without a reader, and print `?` for unsupported characters."""
+    """Make `sys.stdout` and `sys.stderr` drop output without a reader, and print `?` for unsupported characters.
+
+    Their last lines are kept, see `last_lines`.
+    """
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_tolerant, before)
@@ -248,7 +301,7 @@ def _tolerant(stream: TextIO | None) -> TextIO:
     if type(stream) is not io.TextIOWrapper:
         return stream  # the stream of a test or a notebook
     output = _Output(stream.fileno(), "wb", closefd=False)
-    return io.TextIOWrapper(
+    return _Stream(
         output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),  # python -u
         encoding=stream.encoding,
         errors="replace",

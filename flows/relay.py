@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flows.admit import Admitted, features_check, require_same_on_hosts
 from flows.evaluating import Command, Evaluations, is_in_flight
 from flows.opened_run import Run
+from flows.process import last_lines
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
 from flows.runner import Runner, StageStopped, acquired_devices
 from tasks.foundation.checkpoint.save import AsyncSaves
@@ -93,7 +94,7 @@ def relay(
     run = admitted.run
     with (
         warnings_as_notes(telemetry),
-        Ledger(attempt=attempt, whole_process=whole_process) as ledger,
+        Ledger(attempt=attempt, whole_process=whole_process, last_lines=last_lines) as ledger,
         PROCESS_DEADLINE.for_command(run.spec.stop.grace_seconds),
         HangWatch(run.spec.stop, ledger=ledger, telemetry=telemetry, whole_process=whole_process) as watch,
     ):

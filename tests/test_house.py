@@ -190,7 +190,7 @@ IMPORTS = imports_below("flows", "tasks")
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
 MOST_MODULES = 210
-MOST_LINES = 55_862
+MOST_LINES = 56_041
 
 
 def test_the_house_does_not_grow() -> None:
@@ -302,7 +302,7 @@ ARROWS_OF_FLOWS = {
     "admit": {"opened_run", "process_start", "result"},
     "runner": set(),
     "evaluating": {"admit", "opened_run", "runner"},
-    "relay": {"admit", "evaluating", "opened_run", "result", "runner"},
+    "relay": {"admit", "evaluating", "opened_run", "process", "result", "runner"},
     "bare_process": {"process"},
     "proof": {"admit", "bare_process", "opened_run"},
     "doctor": {"admit", "opened_run", "process_start"},

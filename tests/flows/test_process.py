@@ -17,8 +17,10 @@ import pytest
 from flows import process_start
 from flows.commands.main import main
 from flows.process import mask_library_output
+from tasks.foundation.log.attempts import read_attempts
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
+from tests.support.training_process import wait_for
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 
 SLEEPS = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
@@ -182,6 +184,52 @@ def test_output_without_a_reader_is_dropped(
 def test_a_full_disk_is_not_treated_as_a_closed_reader(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
     assert main(["log", run.address]) == 1
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from flows.process import last_lines, tolerate_closed_readers
+from tasks.foundation.log.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.ledger import Ledger
+
+home = LocalStorage(Path(sys.argv[1]))
+with tolerate_closed_readers(), Ledger(last_lines=last_lines) as ledger:
+    ledger.open(home, RunLog(home).require_head())
+    print(*(f"line {number}" for number in range(60)), sep="\\n")
+    print("10%\\r\\x1b[2K90%\\r\\x1b[1mstep 7\\x1b[0m <of> 9")
+    print("asked with api_key='hunter2'", file=sys.stderr)
+    print("not ended", end="")
+    time.sleep(3600)
+"""
+
+
+def test_last_lines_of_a_killed_process_are_in_the_report(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+    # Standard output is a file here, so that what is printed is still in the buffer of the process that is killed.
+    with (tmp_path / "printed").open("wb") as file:
+        killed = subprocess.Popen([sys.executable, "-c", KILLED, run.address], cwd=CHECKOUT, stdout=file, stderr=file)
+
+    def is_recorded() -> bool:
+        records = read_attempts(run.home).records
+        return any("not ended" in record.last_lines and record.usage for record in records)
+
+    try:
+        wait_for(is_recorded)
+    finally:
+        killed.kill()
+        killed.wait()
+    (record,) = read_attempts(run.home).records
+    assert record.last_lines == (
+        *(f"line {number}" for number in range(13, 60)), "step 7 <of> 9", "asked with api_key='***'", "not ended",
+    )  # fmt: skip
+    assert record.usage[-1].memory_bytes > 10e6
+    assert record.usage[-1].cpu > 0
+    assert main(["report", run.address]) == 0
+    page = run.home.read("report/index.html").decode()
+    assert "step 7 &lt;of&gt; 9\nasked with api_key=&#39;***&#39;\nnot ended</pre>" in page
+    assert "<figcaption>memory" in page
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0,), (1, 2), (0, 1, 2)])

@@ -7,14 +7,15 @@ looked into: the same points with the same classes, on scales that follow what t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final, Literal, Self
 
+from tasks.foundation.contracts.attempt import AttemptRecord, UsageSample, utc_time
 from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
 from tasks.foundation.contracts.run_spec import recorded_epoch
-from tasks.foundation.log.accounting import Account
+from tasks.foundation.log.accounting import GOOD, Account
 from tasks.foundation.log.history import History, commit_of, posix_seconds
 from tasks.foundation.telemetry.formatting import epoch_words, number_words
 
@@ -66,6 +67,7 @@ class Chart:
         curves: at least one.
         logarithmic: whether the values are shown so at first.
         from_zero: whether the values begin at 0.
+        axis: what the points are over.
     """
 
     caption: str
@@ -73,6 +75,7 @@ class Chart:
     curves: tuple[Curve, ...]
     logarithmic: bool = False
     from_zero: bool = False
+    axis: str = "step"
 
     @property
     def finite(self) -> list[float]:
@@ -288,6 +291,39 @@ def _events(entries: Sequence[Entry], account: Account | None) -> Iterator[Event
             yield Event("kill", max(record.step, record.from_step), f"killed or crashed in {record.doing}")
 
 
+def usage_pictures(records: Sequence[AttemptRecord]) -> Iterator[tuple[str, str]]:
+    """Captions and SVG of what the processes that trained a run used; none if no record has samples.
+
+    Args:
+        records: of the run's attempts, by start time.
+    """
+    trained = [record for record in records if record.seconds.get(GOOD, 0.0) > 0]  # others wait for them
+    sampled = [record for record in trained or records if record.usage]
+    if not sampled:
+        return
+    began = utc_time(sampled[0].began)
+    starts = [(utc_time(record.began) - began).total_seconds() for record in sampled]
+    seconds, word = (1, "seconds") if starts[-1] + sampled[-1].usage[-1].seconds < _IN_SECONDS else (60, "minutes")
+    clock = Clock(epochs_per_step=None, segments=())
+    for (caption, unit), value in _USED.items():
+        points: list[tuple[int, float]] = []
+        for record, start in zip(sampled, starts, strict=True):
+            points.append((int(start / seconds), value(record.usage[0])))  # a sample is of the time before it
+            points += [(int((start + each.seconds) / seconds), value(each)) for each in record.usage]
+            points.append((points[-1][0], math.nan))
+        curve = Curve(label=caption, kind="training", points=thinned(points, _MAX_PICTURE_POINTS))
+        axis = f"{word} since the first start"
+        chart = Chart(caption=caption, unit=unit, curves=(curve,), from_zero=True, axis=axis)
+        yield _title(chart), svg_of(chart, Curves(charts=(chart,), clocks=(clock,)))
+
+
+_IN_SECONDS = 600
+_USED: Final[dict[tuple[str, str], Callable[[UsageSample], float]]] = {
+    ("processors in use", ""): lambda each: each.cpu,
+    ("memory in use", "GB"): lambda each: each.memory_bytes / 1e9,
+}
+
+
 def thinned(points: Points, most: int) -> Points:
     """The lowest and the highest point of each of `most` / 2 parts, and the last point: the picture stays the same.
 
@@ -399,7 +435,7 @@ class _Scale:
         self.low, self.high = self._map(min(low, 0.0) if chart.from_zero else low), self._map(high)
         if self.high <= self.low:
             self.low, self.high = self.low - 0.5, self.high + 0.5
-        self.last = max(last, 1)
+        self.last, self.axis = max(last, 1), chart.axis
 
     def _map(self, value: float) -> float:
         return math.log10(value) if self.logarithmic else value
@@ -446,7 +482,7 @@ def _grid(scale: _Scale, epochs_per_step: float | None) -> Iterator[str]:
     for step in ticks(0, scale.last):
         yield f'<text class="middle" x="{scale.x(step)}" y="{_HEIGHT - 18}">{step:,.0f}</text>'
     epochs = "" if epochs_per_step is None else f", to {epoch_words(scale.last * epochs_per_step)}"
-    yield f'<text class="end" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}">step{epochs}</text>'
+    yield f'<text class="end" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}">{scale.axis}{epochs}</text>'
 
 
 def _curve(curve: Curve, scale: _Scale, *, dots: bool) -> Iterator[str]:
@@ -469,12 +505,16 @@ def _curve(curve: Curve, scale: _Scale, *, dots: bool) -> Iterator[str]:
 
 def _summary(chart: Chart) -> str:
     """The chart in words, for who does not see it."""
+
+    def at(place: int) -> str:
+        return f"at step {place}" if chart.axis == "step" else f"{place} {chart.axis}"
+
     said = []
     for curve in chart.curves:
         known = [(step, value) for step, value in curve.points if math.isfinite(value)]
         if known:
             (first, began), (last, ended) = known[0], known[-1]
-            said.append(f"{curve.label}: {number_words(began)} at step {first}, {number_words(ended)} at step {last}")
+            said.append(f"{curve.label}: {number_words(began)} {at(first)}, {number_words(ended)} {at(last)}")
     return f"{_title(chart)}. {'; '.join(said) or 'no finite value'}"
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic_core import from_json
 
+from tasks.evaluate.report.charts import usage_pictures
 from tasks.foundation.contracts.home_files import (
     CONFUSION,
     SAVED_CODE,
@@ -110,6 +111,7 @@ class Section:
         heading: of the section.
         table: None: no table.
         note: below the table.
+        pictures: captions and SVG, above the texts.
         texts: names and contents of files.
         unfolded: how many of the texts are shown at once, from the first.
     """
@@ -117,6 +119,7 @@ class Section:
     heading: str
     table: Table | None = None
     note: str = ""
+    pictures: tuple[tuple[str, str], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
     unfolded: int = 0
 
@@ -519,6 +522,7 @@ def _files(home: Storage, path: object) -> Mapping[str, str] | None:
 _ERROR_CHARACTERS = 160
 _HOST_CHARACTERS = 40
 _ATTEMPTS_SHOWN = 200
+_OUTPUTS_SHOWN = 20
 
 
 def time_sections(account: Account | None, *, hosts: bool = False) -> Iterator[Section]:
@@ -611,8 +615,13 @@ def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
     rows = []
     names = dict.fromkeys(attempt.record.host for attempt in attempts)
     words = {} if hosts else {host: f"host {number}" for number, host in enumerate(names, start=1)}
+    texts = []
     for attempt in attempts[-_ATTEMPTS_SHOWN:]:
         record = attempt.record
+        if record.last_lines:
+            host = words.get(record.host) or cut(record.host, _HOST_CHARACTERS)
+            name = f"last lines of the attempt of {time_words(record.began)} on {host}, {_end_words(attempt, words)}"
+            texts.append((name, _with_host_words("\n".join(record.last_lines), words)))
         rows.append(
             [
                 Cell(time_words(record.began)),
@@ -629,7 +638,17 @@ def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
         heading="Attempts",
         table=Table(headings=headings, rows=rows),
         note=f"{hidden:,} earlier attempts are not shown." if hidden else "",
+        pictures=tuple(usage_pictures([attempt.record for attempt in attempts])),
+        texts=tuple(texts[-_OUTPUTS_SHOWN:]),
     )
+
+
+def _with_host_words(text: str, hosts: Mapping[str, str]) -> str:
+    """A text with other words for hosts."""
+    for host, word in hosts.items():
+        if host and host in text:
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", word, text)
+    return text
 
 
 def _end_words(attempt: Attempt, hosts: Mapping[str, str]) -> str:
@@ -639,8 +658,5 @@ def _end_words(attempt: Attempt, hosts: Mapping[str, str]) -> str:
     if record.ended is None:
         return f"killed or crashed in {record.doing}"
     reason = record.ended.replace("_", " ")
-    message = " ".join((record.message or "").split())
-    for host, word in hosts.items():
-        if host and host in message:
-            message = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", word, message)
+    message = _with_host_words(" ".join((record.message or "").split()), hosts)
     return f"{reason}: {cut(message, _ERROR_CHARACTERS)}" if message else reason

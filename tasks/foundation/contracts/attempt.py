@@ -1,5 +1,6 @@
 """An attempt: one process that works on a run; its heartbeat, progress, and seconds by cause."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -72,6 +73,36 @@ class CommitPaceRecord(Contract):
     between_losses_seconds: Seconds = Field(description="mean time between losses of a process")
 
 
+class UsageSample(Contract):
+    """What a process used since the sample before it, or since its start."""
+
+    seconds: Seconds = Field(description="since the process started, at the end of the sample")
+    cpu: Seconds = Field(description="processors in use, on average, without child processes")
+    memory_bytes: int = Field(ge=0, description="resident memory, the most that was seen")
+
+
+# A record has at most so many samples: when there are more, each two neighbors become one.
+MOST_SAMPLES = 60
+
+
+def with_sample(samples: Sequence[UsageSample], newest: UsageSample) -> tuple[UsageSample, ...]:
+    """Return the samples with one more; if there are too many, each covers the time of two."""
+    samples = [*samples, newest]
+    if len(samples) <= MOST_SAMPLES:
+        return tuple(samples)
+    began = [0.0, *(each.seconds for each in samples)]
+    lengths = [each.seconds - start for each, start in zip(samples, began, strict=False)]
+    merged = [
+        UsageSample(
+            seconds=second.seconds,
+            cpu=(first.cpu * before + second.cpu * after) / (before + after) if before + after > 0 else second.cpu,
+            memory_bytes=max(first.memory_bytes, second.memory_bytes),
+        )
+        for first, second, before, after in zip(samples[::2], samples[1::2], lengths[::2], lengths[1::2], strict=False)
+    ]
+    return (*merged, samples[-1]) if len(samples) % 2 else tuple(merged)
+
+
 class AttemptRecord(Contract):
     """`attempts/<attempt>.json`, rewritten at every heartbeat. Informational: no commit depends on it."""
 
@@ -110,6 +141,10 @@ class AttemptRecord(Contract):
     commit_pace: CommitPaceRecord | None = Field(
         default=None, description="how often it commits within a segment; None: not known yet, or not `auto`"
     )
+    last_lines: tuple[str, ...] = Field(
+        default=(), description="of standard output and standard error, what Python wrote; without secrets"
+    )
+    usage: tuple[UsageSample, ...] = Field(default=(), description="processor and memory over time, oldest first")
     afresh: bool = Field(default=False, description="the user asked to ignore all earlier attempts (--try-again)")
 
     @property

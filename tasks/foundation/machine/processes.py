@@ -26,6 +26,14 @@ def age_seconds() -> float:
     return max(age, 0.0)
 
 
+def resident_bytes() -> int | None:
+    """Return the memory of this process that is in RAM; None if the kernel does not report it."""
+    try:
+        return int((_PROC / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def hash_seed() -> int | None:
     """Return the seed of this process's hashes, on which the order of sets depends; None if Python has drawn it."""
     if not sys.flags.hash_randomization:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -29,12 +29,14 @@ from tasks.foundation.contracts.attempt import (
     UNATTRIBUTED,
     AttemptRecord,
     CommitPaceRecord,
+    UsageSample,
     attempt_path,
     mark_of,
+    with_sample,
 )
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import whole_traceback
-from tasks.foundation.machine.processes import age_seconds, process_name
+from tasks.foundation.machine.processes import age_seconds, process_name, resident_bytes
 from tasks.foundation.messages import masked
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Sink, Training
@@ -133,6 +135,7 @@ _START_UP, _TRAIN = "start-up", "train"
 # write per second to the same object.
 _MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _SHARE_OF_AGE = 1.0, 30.0, 0.01
 _WRITE_SECONDS = 10.0  # a store that hangs must not delay a process that has to stop
+_LEAST_SAMPLE_SECONDS = 0.5  # a commit wakes the thread at any time
 _STACKS_CHARACTERS = 100_000  # those of threads that tell something come first
 _MESSAGE_CHARACTERS = 2000
 # A process that lives longer than this after its run, such as a notebook or a service, is not shutting down.
@@ -169,6 +172,7 @@ class Ledger:
         *,
         attempt: str | None = None,
         whole_process: bool = True,
+        last_lines: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _utc_now,
         age: Callable[[], float] = age_seconds,
@@ -179,12 +183,15 @@ class Ledger:
             attempt: a uuid4 made in this process; None to make one.
             whole_process: whether the process exists for this run alone, so that its start-up and its end count too.
                 False for a process that outlives its runs, such as a notebook.
+            last_lines: those of the process's output, for the record.
             clock: monotonic time in seconds.
             now: current time in UTC; for display and sorting, never for sums.
             age: seconds since the process started.
         """
         self.attempt = attempt or uuid.uuid4().hex
         self._whole_process = whole_process
+        self._last_lines = last_lines
+        self._usage: tuple[UsageSample, ...] = ()
         self._clock, self._now, self._age = clock, now, age
         self._seconds = dict.fromkeys(CAUSES, 0.0)
         self._cause = _START_UP
@@ -318,6 +325,7 @@ class Ledger:
 
     def record(self) -> AttemptRecord:
         """The attempt's record up to now."""
+        last_lines = tuple(self._last_lines())
         with self._lock:
             self._count()
             train = self._seconds[_TRAIN]
@@ -340,6 +348,8 @@ class Ledger:
                     "discarded_seconds": round(self._work.discarded, 3),
                     "staged": self._staged,
                     "commit_pace": self._pace,
+                    "last_lines": last_lines,
+                    "usage": self._usage,
                     "ended": reason,
                     "message": message,
                     "traceback": self._traceback,
@@ -361,11 +371,27 @@ class Ledger:
         self._last = max(self._last, now)  # in this order, a NaN changes nothing
 
     def _write_heartbeats(self) -> None:
+        at, used = self._began_clock, 0.0
         while not self._left.is_set():
             self._wake.wait(heartbeat_interval(self._clock() - self._began_clock))
             self._wake.clear()
             if not self._left.is_set():
+                at, used = self._sample(at, used)
                 self._write(warns=True)
+
+    def _sample(self, before: float, used_before: float) -> tuple[float, float]:
+        """Keep what the process used since the sample before; returns the time and its processor seconds until now."""
+        now, used, memory = self._clock(), time.process_time(), resident_bytes()
+        passed = seconds_between(before, now)
+        if memory is None or passed < _LEAST_SAMPLE_SECONDS:
+            return before, used_before
+        sample = UsageSample(
+            seconds=round(seconds_between(self._began_clock, now), 1),
+            cpu=round(sound_seconds(used - used_before) / passed, 2),
+            memory_bytes=memory,
+        )
+        self._usage = with_sample(self._usage, sample)
+        return now, used
 
     def _write(self, *, warns: bool) -> None:
         home = self._home

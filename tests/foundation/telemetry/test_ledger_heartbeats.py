@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.attempt import LAUNCH
+from tasks.foundation.contracts.attempt import LAUNCH, MOST_SAMPLES, UsageSample, with_sample
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Phase
@@ -114,6 +114,19 @@ def test_heartbeats_are_written_at_intervals(home: LocalStorage) -> None:
         assert ledger_thread.daemon
     until("the thread stays", iter(lambda: not ledger_thread.is_alive(), None))
     assert written(home, ledger.attempt).ended == "left"
+
+
+def test_samples_of_a_long_process_are_merged() -> None:
+    samples: tuple[UsageSample, ...] = ()
+    for number in range(1, 1001):
+        newest = UsageSample(seconds=10.0 * number, cpu=float(number % 2), memory_bytes=number)
+        samples = with_sample(samples, newest)
+        assert len(samples) <= MOST_SAMPLES
+        assert samples[-1].seconds == newest.seconds
+    began = [0.0, *(each.seconds for each in samples)]
+    used = sum(each.cpu * (each.seconds - start) for each, start in zip(samples, began, strict=False))
+    assert used == pytest.approx(5000.0)
+    assert max(each.memory_bytes for each in samples) == 1000
 
 
 def test_commit_causes_a_heartbeat(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
