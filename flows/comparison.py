@@ -248,14 +248,21 @@ def _architecture(first: ComparedRun, settings: Mapping[str, Sequence[object]]) 
     """The arguments of layers that differ; their number where they are many, as with another layer."""
     known = {key: found for key, found in settings.items() if "build_config" not in key and "inbound_nodes" not in key}
     if len(known) > _MOST_ARGUMENTS:
-        runs = len(next(iter(known.values())))
-        yield "architecture", ["", *([f"{len(known):,} values differ"] * (runs - 1))]
+        counts = [
+            sum(value != first for first, value in pairs)
+            for pairs in zip(*map(_with_first, known.values()), strict=True)
+        ]
+        yield "architecture", [f"{count:,} values differ" if count else "" for count in counts]
         return
     names = {f"model.config{key}": name for key, name in _layer_names(first.head.identity.get("model.config"))}
     for key, found in known.items():
         layer = next((name for name in names if key.startswith(f"{name}.")), "")
         words = f"layer {names[layer]}: {key.removeprefix(f'{layer}.config.')}" if layer else key
         yield words, [value_text(value) for value in found]
+
+
+def _with_first(values: Sequence[object]) -> list[tuple[object, object]]:
+    return [(values[0], value) for value in values]
 
 
 def _layer_names(model: object) -> Iterator[tuple[str, str]]:

@@ -69,15 +69,19 @@ def _print_runs(out: Output, runs: Sequence[ComparedRun]) -> None:
             [f"{label} {name}", *(number_words(each[name]) if name in each else "" for each in metrics)]
             for name in dict.fromkeys(name for each in metrics for name in each)
         ]
-    rows.append(["best", *(_best_words(run.head.best) for run in runs)])
+    bests = [run.head.best for run in runs]
+    for metric in dict.fromkeys(best.metric for best in bests if best is not None):
+        rows.append([f"best {metric}", *(_best_words(best, metric) for best in bests)])
     rows.append(["committed segments took", *(duration_words(run.seconds) for run in runs)])
     speeds = [run.examples_per_second for run in runs]
     rows.append(["examples/s while training", *("" if speed is None else f"{speed:,.0f}" for speed in speeds)])
     out.table([row for row in rows if any(row[1:])], right=range(1, len(runs) + 1))
 
 
-def _best_words(best: Best | None) -> str:
-    return "" if best is None else f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
+def _best_words(best: Best | None, metric: str) -> str:
+    if best is None or best.metric != metric:
+        return ""
+    return f"{number_words(best.value)}, step {best.checkpoint.step}"
 
 
 def _print_changes(out: Output, found: Comparison, *, verbose: bool) -> None:
@@ -120,13 +124,15 @@ def _characters(out: Output, labels: Sequence[str], values: int) -> int:
 
 def _print_curves(out: Output, runs: Sequence[ComparedRun], names: Sequence[str]) -> None:
     for name in names:
-        curves = [(run.name, run.history.training_curve(name)) for run in runs]
+        # A row is about the steps before it.
+        curves = [(run.name, [(step - 1, value) for step, value in run.history.training_curve(name)]) for run in runs]
         values = [value for _, curve in curves for _, value in curve]
-        last = max((step for _, curve in curves for step, _ in curve), default=0)
+        last = max((step + 1 for _, curve in curves for step, _ in curve), default=0)
         if values:
             out.line()
+            columns = min(_CURVE_COLUMNS, max(len(curve) for _, curve in curves))
             rows = [
-                (run, sparkline(curve, columns=_CURVE_COLUMNS, last=last, values=values), number_words(curve[-1][1]))
+                (run, sparkline(curve, columns=columns, last=last, values=values), number_words(curve[-1][1]))
                 for run, curve in curves
                 if curve
             ]
@@ -185,13 +191,14 @@ def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
             number(f"{run.step:,}", run.step),
             number("" if run.epoch is None else f"{run.epoch:.1f}", run.epoch),
             *(number(number_words(run.validation[name]) if name in run.validation else "") for name in metrics),
-            Cell(_best_words(run.head.best)),
+            Cell("" if best is None else f"{best.metric} {_best_words(best, best.metric)}"),
             number(duration_words(run.seconds), run.seconds),
             number(
                 "" if run.examples_per_second is None else f"{run.examples_per_second:,.0f}", run.examples_per_second
             ),
         ]
         for run in runs
+        for best in [run.head.best]
     ]
     headings = ["run", "step", "epoch", *(f"validation {name}" for name in metrics), "best", "time", "examples/s"]
     recorded = [f"{key}: {' | '.join(map(value_text, values))}" for key, values in found.settings.items()]

@@ -167,6 +167,9 @@ class Output:
                 self._padded(cell, width, is_right) + _GAP
                 for cell, width, is_right in zip(cells, widths, to_right, strict=False)
             )
+            if to_right[-1] and (room is None or last <= room):
+                lines.append((start + self._padded(text, last, is_right=True)).rstrip())
+                continue
             if columns is not None and _is_better_below(text, columns - before, columns - len(_BELOW)):
                 lines += [start.rstrip(), *self._below(text, columns)]
                 continue

@@ -8,7 +8,9 @@
   const controls = document.getElementById("controls");
   const drawings = [];
 
-  const units = { step: "step", epoch: "epoch", time: "hours since the run began" };
+  const longest = Math.max(...data.clocks.map((clock) => clock.segments.at(-1)?.[3] ?? 0));
+  const [perUnit, timeUnit] = longest < 300 ? [1, "seconds"] : longest < 18000 ? [60, "minutes"] : [3600, "hours"];
+  const units = { step: "step", epoch: "epoch", time: `${timeUnit} since the run began` };
 
   function xOf(step, run = 0) {
     const { epochsPerStep, segments } = data.clocks[run];
@@ -16,9 +18,9 @@
     if (view.x === "step") return step;
     // Within a segment, steps are spread evenly over its seconds.
     for (const [first, last, began, ended] of segments) {
-      if (step <= last) return (began + ((ended - began) * (step - first)) / Math.max(last - first, 1)) / 3600;
+      if (step <= last) return (began + ((ended - began) * (step - first)) / Math.max(last - first, 1)) / perUnit;
     }
-    return (segments.at(-1)?.[3] ?? 0) / 3600;
+    return (segments.at(-1)?.[3] ?? 0) / perUnit;
   }
 
   // All charts show the same range.

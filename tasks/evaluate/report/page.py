@@ -133,7 +133,7 @@ def _keys(curves: Curves) -> Iterator[Key]:
         "training": "training",
         "validation": "validation",
         "partial": "window that is not complete yet",
-        "quiet": "throughput without compilation, commits and evaluations",
+        "quiet": "throughput of the training alone",
     }
     kinds = {curve.kind for chart in curves.charts for curve in chart.curves}
     yield from (Key(kind, said) for kind, said in words.items() if kind in kinds)

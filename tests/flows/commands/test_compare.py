@@ -53,6 +53,7 @@ def test_runs_stand_beside_each_other(compared: Callable[..., str]) -> None:
     assert re.search(r"^ +one +two$", text, re.MULTILINE)
     assert re.search(r"^step +100 +250$", text, re.MULTILINE)
     assert re.search(r"^validation accuracy +0.5 +0.75$", text, re.MULTILINE)
+    assert len({len(line) for line in text.split("\n\n")[0].splitlines()}) == 1  # all values are aligned on the right
     assert re.search(r"^train.seed +0 +7$", text, re.MULTILINE)
     assert re.search(r"^metadata.lr_note +0.1 +absent$", text, re.MULTILINE)
     assert "metadata.team" not in text
