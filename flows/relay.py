@@ -122,6 +122,7 @@ def relay(
                             code_folder=run.folder,
                             telemetry=sinks,
                             saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
+                            profiler=ledger.profiler,
                         )
                         dataset = _prepared_dataset(run, runner, hosts, place, is_new=head is None)
                         # From here on, it is known where epochs end.

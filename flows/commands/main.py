@@ -101,9 +101,14 @@ VERBS: Final = {
     "export": Verb(
         "export:export",
         "Write a committed checkpoint for plain Keras or TensorFlow.",
-        ("baton export run.yaml --format keras --to model.keras",),
+        ("baton export run.yaml --to model.keras", "baton export run.yaml --format saved_model --to model"),
     ),
     "report": Verb("report:report", "Write a run's report into its home.", ("baton report run.yaml --open",)),
+    "profile": Verb(
+        "profile:profile",
+        "Trace the next steps of the process at work, for TensorBoard.",
+        ("baton profile run.yaml --steps 20",),
+    ),
     "prove": Verb(
         "prove:prove",
         "Train straight, and again cut and killed; compare every bit.",

@@ -262,7 +262,9 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             publisher = stack.enter_context(ArtifactPublisher(run, only_progress=True, notes=others))
             telemetry = Several((others, publisher))
             stack.enter_context(warnings_as_notes(telemetry))
-            place = Place(root=storage, home=home, log=log, code_folder=folder, telemetry=telemetry)
+            place = Place(
+                root=storage, home=home, log=log, code_folder=folder, telemetry=telemetry, profiler=ledger.profiler
+            )
             head = log.head()
             if head is not None and context.attempt is not None:
                 ledger.open(home, head, within=context.attempt)

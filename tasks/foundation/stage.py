@@ -14,6 +14,7 @@ from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.profiling import Profiler
 
 C = TypeVar("C", bound=StageCall)
 A = TypeVar("A", bound=Contract)
@@ -33,6 +34,7 @@ class Place:
         check_features: called by `prepare_data` with the features of the first example and how it was read, before any
             example is written; not called if the dataset exists. Its error ends the stage.
         saves: made while the training goes on; None: they are made in line.
+        profiler: traces steps when the home asks for them.
     """
 
     root: Storage
@@ -43,6 +45,7 @@ class Place:
     clock: Callable[[], float] = time.monotonic
     check_features: Callable[[tuple[Feature, ...], Reading], None] | None = None
     saves: AsyncSaves | None = None
+    profiler: Profiler = field(default_factory=Profiler)
 
     @classmethod
     def of(

@@ -62,6 +62,7 @@ def train(
         step = trainer.state.step
         end = min(request.until_step, next_multiple(train.log_every_steps, step))
         stop = stops.requested
+        steps_to_trace = place.profiler.steps_left(step, place.home, place.telemetry)
         decision = LoopDecision(
             stop=None if stop is None else stop.reason,
             grace_left=stops.grace_left(),
@@ -69,7 +70,7 @@ def train(
             and clock() - began >= train.segment_seconds
             and step > interval.start.step,
             commit_is_due=interval.commit_is_due(step, trainer.cadence),
-            steps=min(end - step, max(1, int(longest * steps_per_second))),
+            steps=int(min(end - step, max(1, int(longest * steps_per_second)), steps_to_trace)),
             save_failed=place.saves is not None and place.saves.failed,
         ).agreed(trainer.accelerator)
         if decision.save_failed:
@@ -83,9 +84,11 @@ def train(
             interval.commit(trainer, "interval")
             interval.work.begin_cause("train")
         inner_began = clock()
-        inner = trainer.run(decision.steps, segment=request.number)
+        with place.profiler.inner_loop(decision.steps):
+            inner = trainer.run(decision.steps, segment=request.number)
         inner_seconds = seconds_between(inner_began, clock())
         interval.work.add_inner_loop(inner, inner_seconds)
+        place.profiler.end_if_done(trainer.state.step, place.home, place.telemetry)
         if place.saves is not None:
             reserve_memory(trainer.state)
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)

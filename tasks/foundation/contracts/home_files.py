@@ -44,6 +44,7 @@ _LIMITS: Final = {
     r"(?:audits|proofs)/[^/]+\.json": 4 * _MB,
     r"confusion/[^/]+\.json": _MB,
     r"fork\.json": _MB,
+    r"profile\.json": _MB,
 }
 _OTHER_BYTES: Final = 32 * _MB
 _MOST_LISTS, _MOST_VALUES = 200_000, 1_000_000

@@ -39,7 +39,8 @@ from tasks.foundation.errors import whole_traceback
 from tasks.foundation.machine.processes import age_seconds, process_name, resident_bytes
 from tasks.foundation.messages import masked
 from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Sink, Training
+from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Silent, Sink, Training
+from tasks.foundation.telemetry.profiling import Profiler
 
 
 class Uncommitted:
@@ -165,6 +166,10 @@ class Ledger:
 
     Use it as a context manager around all work for the run. Counting begins with the process. On exit the attempt's
     record is written, with the error that ended it, if any.
+
+    Attributes:
+        attempt: its id.
+        profiler: learns at each heartbeat of a trace that the home asks for.
     """
 
     def __init__(
@@ -189,6 +194,7 @@ class Ledger:
             age: seconds since the process started.
         """
         self.attempt = attempt or uuid.uuid4().hex
+        self.profiler = Profiler()
         self._whole_process = whole_process
         self._last_lines = last_lines
         self._usage: tuple[UsageSample, ...] = ()
@@ -235,6 +241,8 @@ class Ledger:
             self._traceback = whole_traceback(fault)
         self._left.set()
         self._wake.set()
+        if self._home is not None:
+            self.profiler.end(self._home, Silent())
         if self._whole_process:
             self._begin(SHUT_DOWN)
         self.heartbeat()
@@ -378,6 +386,12 @@ class Ledger:
             if not self._left.is_set():
                 at, used = self._sample(at, used)
                 self._write(warns=True)
+                self._look_for_requests()
+
+    def _look_for_requests(self) -> None:
+        if self._home is not None:
+            within = self._opening.get("within")
+            self.profiler.look(self._home, [self.attempt, within if isinstance(within, str) else None])
 
     def _sample(self, before: float, used_before: float) -> tuple[float, float]:
         """Keep what the process used since the sample before; returns the time and its processor seconds until now."""
