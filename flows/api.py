@@ -1,29 +1,35 @@
-"""Baton from Python, as in a notebook: `from flows.api import run, Run`.
+"""Baton from Python, as in a notebook: `from flows import run, Run`.
 
-    trained = run("run.yaml", train__steps=2000)
+    trained = run("run.yaml", train={"steps": 2000})
     trained.evaluations().frame()
     model = trained.best_model()
 
-Importing it imports neither TensorFlow nor Prefect. It works inside a running event loop, and prints nothing. Its error
-messages name parameters where those of the command name options.
+Importing it imports neither TensorFlow nor Prefect. It works inside a running event loop. While a run trains, a script
+prints the lines of the console to standard error, and a notebook shows the newest ones in one output that it updates. A
+notebook shows rows as a table and as the report's charts. Error messages name parameters where those of the command
+name options.
 """
 
+import base64
+import importlib
 import json
 import os
 import re
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flows.admit import require_lasting_storage
-from flows.bare_process import read_process_report, start_bare_process
-from flows.facts import RunStatus
+from flows.bare_process import run_bare_process
+from flows.facts import RunFacts, RunStatus
 from flows.opened_run import OF_API, RunHome, has_own_code, hint_at_other_files, holds_a_log, open_run, saved_run
 from flows.opened_run import Run as OpenedRun
-from tasks.evaluate.export_target import Form, require_free_target
+from tasks.evaluate.export_target import Form, form_of, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
@@ -33,18 +39,22 @@ from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.log.history import History, history_of
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.messages import message
-from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.messages import counted
+from tasks.foundation.telemetry.formatting import number_words, step_words
 from tasks.foundation.user_code import require_keras_file
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
 
+    from tasks.evaluate.report.charts import Curves
+
 
 _Words = str | Callable[[re.Match[str]], str]
 _VALUE = r"[\w.,]*[\w]"
 _WORDS: tuple[tuple[str, _Words], ...] = (
+    # A key that was given as a parameter.
+    (r"(?m)^(--set .*did you mean )([\w.]+)\?", lambda found: f"{found[1]}{found[2].replace('.', '__')}?"),
     (r"--set ([\w.]+)=", lambda found: f"{found[1].replace('.', '__')}="),
     (r"--(until-step|max-segments|max-seconds)\b", lambda found: found[1].replace("-", "_")),
     (r"--(take-over|try-again|trust-code)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
@@ -75,10 +85,10 @@ def errors_in_python_words() -> Iterator[None]:
         raise
 
 
-_LINES_SHOWN = 15
-
 Value = float | int | str | None
 _Row = tuple[int, dict[str, Value], dict[str, float]]  # the step, what else is known, the metrics
+_MOST_ROWS, _MOST_CHARTS = 10, 6  # in a notebook
+_NO_METRIC = frozenset({"step", "epoch", "on", "examples", "learning_rate"})
 
 
 class Rows(list[dict[str, Value]]):
@@ -97,6 +107,49 @@ class Rows(list[dict[str, Value]]):
                 "pandas is not installed, which a frame needs; install pandas, or use the rows"
             ) from fault
         return pd.DataFrame(list(self)).set_index("step") if self else pd.DataFrame()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first and the last rows, and a chart of each metric."""
+        columns = list(dict.fromkeys(name for row in self for name in row))
+        half = _MOST_ROWS // 2
+        rows = list(map(partial(_cells, columns), self))
+        if len(rows) > _MOST_ROWS:
+            rows = [*rows[:half], ["…"] * len(columns), *rows[-half:]]
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{table}<p>{counted(len(self), 'row')}</p>{_pictures(self._curves(columns))}"
+
+    def _curves(self, columns: Sequence[str]) -> "Curves":
+        from tasks.evaluate.report.charts import Clock, Curves, Line, metric_chart
+
+        charts = []
+        for name in columns:
+            known = [row for row in self if isinstance(row.get(name), int | float) and "step" in row]
+            if name not in _NO_METRIC and known:
+                training, validation = (
+                    [(int(row["step"] or 0), float(row[name] or 0)) for row in known if row.get("on") == on]
+                    for on in (None, "validation")
+                )
+                charts.append(metric_chart(name, [Line(training=training, validation=validation)]))
+        clock = Clock(epochs_per_step=None, segments=())
+        return Curves(charts=tuple(chart for chart in charts if chart.curves), clocks=(clock,))
+
+
+def _cells(columns: Sequence[str], row: Mapping[str, Value]) -> list[str]:
+    values = (row.get(name) for name in columns)
+    return ["" if each is None else each if isinstance(each, str) else number_words(each) for each in values]
+
+
+def _pictures(curves: "Curves") -> str:
+    """Charts of the report as HTML. Each is an image, so that its style does not reach the notebook's page."""
+    from tasks.evaluate.report.charts import pictures_of
+
+    images = []
+    for caption, svg in islice(pictures_of(curves), _MOST_CHARTS):
+        data = base64.b64encode(svg.encode()).decode()
+        images.append(f'<img alt="{escape(caption)}" width="420" src="data:image/svg+xml;base64,{data}">')
+    return "".join(images)
 
 
 class Run:
@@ -131,7 +184,24 @@ class Run:
         return run
 
     def __repr__(self) -> str:
+        with suppress(BatonError):
+            facts = self._facts()
+            return f"Run({self.home!r}, step={facts.step}, target={facts.target})"
         return f"Run({self.home!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how far the run is, and the charts of its report."""
+        from tasks.evaluate.report.charts import curves_of
+
+        facts, history = self._facts(), self._history()
+        best = facts.head.best
+        words = (
+            "" if best is None else f"; best {best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
+        )
+        return (
+            f"<p><b>{escape(self.name)}</b>: {step_words(facts.step, facts.target, facts.epoch)}{escape(words)}<br>"
+            f"<code>{escape(self.home)}</code></p>{_pictures(curves_of(history, (), None))}"
+        )
 
     @property
     def name(self) -> str:
@@ -142,6 +212,12 @@ class Run:
     def home(self) -> str:
         """The folder or URI of its home."""
         return self._opened.home.uri
+
+    @property
+    @errors_in_python_words()
+    def target(self) -> int | None:
+        """The step to train to, by the newest commit; by the run file if no commit says it; None if neither does."""
+        return self._facts().target
 
     @errors_in_python_words()
     def status(self) -> dict[str, Any]:
@@ -209,13 +285,13 @@ class Run:
 
     @errors_in_python_words()
     def export(
-        self, to: str | os.PathLike[str], *, form: Form = "keras", step: int | Literal["best"] | None = None
+        self, to: str | os.PathLike[str], *, form: Form | None = None, step: int | Literal["best"] | None = None
     ) -> Path:
         """Write a checkpoint for plain Keras or TensorFlow, as `baton export` does.
 
         Args:
             to: the file or folder to write; must not exist.
-            form: keras, weights, saved_model or checkpoint.
+            form: keras, weights, saved_model or checkpoint; None: by the ending of `to`.
             step: as for `model`.
 
         Returns:
@@ -225,7 +301,8 @@ class Run:
             InvalidInput: the target cannot be used; or see `model`.
         """
         target = Path(to)
-        require_free_target(form, target)
+        written = form_of(target) if form is None else form
+        require_free_target(written, target)
         head, run_file = self._with_code(step)
         from tasks.evaluate.export import (
             export,  # imports TensorFlow
@@ -234,11 +311,14 @@ class Run:
 
         def write(ref: CheckpointRef) -> Path:
             root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)
-            done = export(run_file, head, ref, root=root, home=home, form=form, target=target, accelerator=device)
+            done = export(run_file, head, ref, root=root, home=home, form=written, target=target, accelerator=device)
             return done.path
 
         with hint_at_other_files(run_file.path):
             return read_selected(self._opened.home, step, write, error=InvalidInput)
+
+    def _facts(self) -> RunFacts:
+        return RunFacts.of(self._opened, self._opened.log.newest() or self._opened.require_newest())
 
     def _history(self) -> History:
         self._opened.require_head()  # its error names a lost entry
@@ -277,6 +357,7 @@ def run(
     accept: str = "",
     try_again: bool = False,
     take_over: bool = False,
+    progress: bool = True,
     **overrides: object,
 ) -> Run:
     """Train a run file to its target, or continue it, in a process of its own. Returns when it has ended.
@@ -292,7 +373,9 @@ def run(
         accept: accept changes of these identity keys, as "optimizer,data".
         try_again: after a repair: forget the attempts without progress.
         take_over: start even if another process trains the run.
-        overrides: changes of the run file: train__steps=5000 sets train.steps, as does **{"train.steps": 5000}.
+        progress: show how far it is: a notebook in one output that it updates, a script on standard error.
+        overrides: changes of the run file: train__steps=5000 sets train.steps, as do train={"steps": 5000}, which
+            leaves the other keys of train as they are, and **{"train.steps": 5000}.
 
     Returns:
         The run; its `status()` says how far it went.
@@ -301,7 +384,7 @@ def run(
         InvalidInput: the run file, an override, the code or the data cannot be used.
         BatonError: the training failed; the class says how.
     """
-    changes = tuple(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items())
+    changes = [change for key, value in overrides.items() for change in _changes(key.replace("__", "."), value)]
     accepted = accepted_keys(accept)
     run_file = load_run_file(Path(file), changes)
     opened = OpenedRun.open(run_file)
@@ -311,44 +394,72 @@ def run(
     words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     words += ["--accept", ",".join(accepted)] if accepted else []
     words += [word for word, given in (("--try-again", try_again), ("--take-over", take_over)) if given]
-    _train([os.fspath(run_file.path), *words])
+    run_bare_process([os.fspath(run_file.path), *words], show=_progress_of_here() if progress else None)
     if not holds_a_log(opened.home):
         raise BatonError(f"{run_file.path}: stopped before the run had a checkpoint; call run again to start it")
     return Run._of(opened)
 
 
-def _train(words: list[str]) -> None:
-    """Run `flows.without_prefect` to its end.
+_KEY = re.compile(r"[\w-]+")
 
-    Raises:
-        BatonError: what ended it.
-        KeyboardInterrupt: this process was interrupted; the training has committed and ended.
+
+def _changes(key: str, value: object) -> Iterator[str]:
+    """The overrides that merge a value into the run file: one for each key of a mapping.
+
+    A mapping with a key that an override cannot name, as one with dots, is set as a whole.
     """
-    with temporary_folder("baton-notebook-") as folder:
-        report, output = folder / "report.json", folder / "output"
-        with output.open("wb") as file:
-            # In a group of its own: an interrupt of the terminal reaches it once, from here.
-            process = start_bare_process(words, report=report, stdout=file, stderr=file)
-            interrupted = _wait(process)
-        error = read_process_report(report).error
-        if interrupted:
-            raise KeyboardInterrupt
-        if error is not None:
-            raise error.to_error()
-        if process.returncode not in {0, 3}:
-            tail = output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
-            raise BatonError(message(f"the training ended with exit code {process.returncode}", details=tail))
+    if isinstance(value, Mapping) and value and all(_KEY.fullmatch(str(name)) for name in value):
+        for name, below in value.items():
+            yield from _changes(f"{key}.{name}", below)
+    else:
+        yield f"{key}={json.dumps(value, default=partial(_plain, key))}"
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> bool:
-    """Wait for the end of a process; pass each interrupt of this process on to it. Returns whether there was one."""
-    interrupted = False
-    while True:
-        try:
-            process.wait()
-        except KeyboardInterrupt:
-            interrupted = True
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+def _plain(key: str, value: object) -> object:
+    """A value that JSON does not know: a path as text, a number of NumPy as Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(item := getattr(value, "item", None)):
+        return item()
+    raise InvalidInput(
+        f"{key.replace('.', '__')} has a {type(value).__name__}, which a run file cannot have; "
+        "give text, a number, True, False, None, a list or a mapping"
+    )
+
+
+def _progress_of_here() -> Callable[[Sequence[str]], None]:
+    """What shows the lines of a training: a notebook in one output, anything else on standard error."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return _NotebookProgress() if hasattr(shell, "kernel") else _print_lines
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    sys.stderr.writelines(f"{line}\n" for line in lines)
+    sys.stderr.flush()
+
+
+_KIND = re.compile(r"step \d+(/\d|  committed|  evaluated)")
+_LONG_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
+
+
+class _NotebookProgress:
+    """One output of a cell: all warnings, the newest note, and the newest line of training, commits and evaluations."""
+
+    def __init__(self) -> None:
+        self._display = importlib.import_module("IPython.display").display
+        self._lines: dict[str, str] = {}
+        self._handle: Any = None
+
+    def __call__(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            found = _KIND.match(line)
+            kind = found[1][:3] if found is not None else line if line.startswith("warning: ") else ""
+            self._lines[kind] = _LONG_ID.sub(r"\1", line)
+        # Those of steps are below the others, in one order.
+        in_order = sorted(self._lines.items(), key=lambda item: item[0] if _KIND.match(item[1]) else "")
+        shown = {"text/plain": "\n".join(line for _, line in in_order)}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
         else:
-            return interrupted
+            self._handle.update(shown, raw=True)

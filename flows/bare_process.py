@@ -1,14 +1,19 @@
 """A training in a bare process, `python -m flows.without_prefect`: how it is started, and the report of how it ended.
 
 The API trains in such a process, and proofs and audits execute steps in them. The report gives the starter the error
-with its class and fields, which standard error has only as text.
+with its class and fields, which standard error has only as text. What it prints goes to files, so that a starter that
+is slow to show it never makes the training wait.
 """
 
+import logging
 import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Literal
 
@@ -19,8 +24,16 @@ from flows.process import ChildSettings, start_child
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, BatonError, RunLogError
-from tasks.foundation.messages import listed
+from tasks.foundation.messages import listed, message
+from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.events import Event, StatefulOperations
+
+_LOGGER = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_LINES_SHOWN = 15
+_ERROR = re.compile(rb"error: [A-Z]\w+: ")
+
+Show = Callable[[Sequence[str]], None]
 
 
 class ProcessReport(Contract):
@@ -107,3 +120,60 @@ def read_process_report(path: Path) -> ProcessReport:
         return ProcessReport.from_json(path.read_bytes(), where=str(path), error=RunLogError)
     except (FileNotFoundError, RunLogError, AnotherVersion):
         return ProcessReport()
+
+
+def run_bare_process(words: Sequence[str], *, show: Show | None) -> None:
+    """Run a bare process to its end. An interrupt of this process is passed on to it: it commits and ends.
+
+    Args:
+        words: its arguments.
+        show: receives the lines that it prints, as they come; None: they are not shown.
+
+    Raises:
+        BatonError: what ended it.
+        KeyboardInterrupt: this process was interrupted; the training has committed and ended.
+    """
+    with temporary_folder("baton-notebook-") as folder:
+        report, output = folder / "report.json", folder / "output"
+        with output.open("wb") as file:
+            # In a group of its own: an interrupt of the terminal reaches it once, from here.
+            unbuffered = {"PYTHONUNBUFFERED": "1"}  # what the user's code prints is shown when it is printed
+            process = start_bare_process(words, report=report, stdout=file, stderr=file, environment=unbuffered)
+            interrupted = _wait(process, output, show)
+        error = read_process_report(report).error
+        if interrupted:
+            raise KeyboardInterrupt
+        if error is not None:
+            raise error.to_error()
+        if process.returncode not in {0, 3}:
+            tail = output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
+            raise BatonError(message(f"the training ended with exit code {process.returncode}", details=tail))
+
+
+def _wait(process: "subprocess.Popen[bytes]", output: Path, show: Show | None) -> bool:
+    """Wait for the end of a process, and show what it prints; pass each interrupt of this process on to it.
+
+    Returns:
+        Whether there was an interrupt.
+    """
+    interrupted, begun = False, b""
+    with output.open("rb") as file:
+        while True:
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(None if show is None else _POLL_SECONDS)
+                *lines, begun = (begun + file.read()).split(b"\n")
+                lines += [begun] if begun and process.returncode is not None else []
+                # The error is raised.
+                shown = list(takewhile(lambda line: not _ERROR.match(line), lines))
+                if shown and show is not None:
+                    show([line.decode("utf-8", "replace") for line in shown])
+            except KeyboardInterrupt:
+                interrupted = True
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+            except Exception as fault:  # noqa: BLE001 - a closed stream or a lost notebook must not end a training
+                show = None
+                _LOGGER.warning("the progress is not shown any more, because that failed: %r", fault)
+            if process.returncode is not None:
+                return interrupted

@@ -1,7 +1,7 @@
 """Train without Prefect in a bare process: `python -m flows.without_prefect FILE [options]`.
 
-The last line of standard output is the result as JSON. A `BatonError` ends the process with its exit code, and is
-printed at the end of standard error as `error: Class: text`.
+The last line of standard output is the result as JSON, unless a report is asked for. A `BatonError` ends the process
+with its exit code, and is printed at the end of standard error as `error: Class: text`.
 """
 
 from flows.process_start import begin_with_fixed_hashes
@@ -148,7 +148,8 @@ def _train(options: argparse.Namespace) -> int:
     except BatonError as fault:
         _say(f"error: {type(fault).__name__}: {fault}")
         return fault.exit_code
-    sys.stdout.write(result.model_dump_json() + "\n")
+    if options.report is None:
+        sys.stdout.write(result.model_dump_json() + "\n")
     return RESUMABLE if result.stopped else 0
 
 

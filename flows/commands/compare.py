@@ -39,7 +39,7 @@ def compare(
 ) -> None:
     """Compare the settings, metrics and curves of several runs."""
     if not _FEWEST <= len(runs) <= _MOST:
-        raise InvalidInput(f"{len(runs)} runs were given; name {_FEWEST} to {_MOST} of them")
+        raise InvalidInput(f"{counted(len(runs), 'run')} given; name {_FEWEST} to {_MOST} of them")
     found = Comparison.of([open_run(address) for address in runs])
     names = found.metric_names
     if metric is not None and metric not in names:

@@ -23,7 +23,7 @@ from flows.commands.options import (
 from flows.commands.output import Output, say, say_json
 from flows.opened_run import hint_at_other_files
 from flows.process_start import fast_imports
-from tasks.evaluate.export_target import FORMS, require_free_target
+from tasks.evaluate.export_target import FORMS, form_of, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
@@ -37,7 +37,10 @@ def export(
     overrides: Overrides = None,
     *,
     to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not exist")],
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}; left out: by the ending of PATH"),
+    ] = None,
     step: ChosenStep = None,
     run_file: CodeOf = None,
     trust_code: TrustCode = False,
@@ -49,6 +52,7 @@ def export(
     As .keras, .weights.h5, SavedModel or checkpoint.
     """
     chosen = step_of(step)
+    form = form_of(to) if form is None else form
     require_free_target(form, to)
     run = run_with_code(address, run_file, overrides, trust_code=trust_code)
     require_function(run.spec.model.build, run.folder)

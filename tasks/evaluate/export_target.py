@@ -15,6 +15,21 @@ _ENDINGS = {"keras": ".keras", "weights": ".weights.h5"}
 _OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights")
 
 
+def form_of(target: Path) -> str:
+    """The form that the name of a target says.
+
+    Raises:
+        InvalidInput: it says none.
+    """
+    for form, ending in _ENDINGS.items():
+        if target.name.endswith(ending):
+            return form
+    raise InvalidInput(
+        f"--to {target}: the name does not say the format; let it end in {' or '.join(_ENDINGS.values())}, or add "
+        "--format saved_model or --format checkpoint"
+    )
+
+
 def require_free_target(form: str, target: Path) -> None:
     """Refuse a target that cannot be written, before any work.
 

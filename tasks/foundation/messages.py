@@ -93,6 +93,8 @@ _LABEL = re.compile(r"^([A-Za-z]{1,12}:) ")
 # Control characters, line separators, direction marks and surrogates: text from a file must not control the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _NO_BREAK = "\0"
+# Stays on one line with the number before it.
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|days?|bytes|[kMGT]B|[KMGT]iB|[a-z]{1,12}/s)\b)")
 
 
 def masked(text: str) -> str:
@@ -183,7 +185,7 @@ def wrapped_lines(text: str, *, columns: int | None) -> Iterator[str]:
             continue
         indent = len(short) - len(short.lstrip()) + 2
         wrapped = textwrap.wrap(
-            _LABEL.sub(rf"\1{_NO_BREAK}", short),
+            _kept_together(short),
             min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS),
             subsequent_indent=" " * indent,
             break_long_words=False,  # people copy paths and commands
@@ -205,12 +207,17 @@ def folded(text: str, columns: int | None, *, indent: int = 0) -> list[str]:
     """
     if columns is None:
         return [text]
-    parts = _LABEL.sub(rf"\1{_NO_BREAK}", text).split("  ")
+    parts = _kept_together(text).split("  ")
     kept = (part.replace(" ", _NO_BREAK) if part.strip() and len(part) <= columns - indent else part for part in parts)
     lines = textwrap.wrap(
         "  ".join(kept), columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
+
+
+def _kept_together(line: str) -> str:
+    """The line with no break after its label, and none between a number and its unit."""
+    return _UNIT.sub(_NO_BREAK, _LABEL.sub(rf"\1{_NO_BREAK}", line))
 
 
 def shown(line: str, characters: int = _SHOWN_CHARACTERS) -> str:

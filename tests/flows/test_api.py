@@ -1,15 +1,17 @@
 """Baton from Python: the notebook's cells, rows, models, refusals in its own words, and an interrupt."""
 
+import ast
+import base64
 import inspect
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,8 @@ import numpy as np
 import pytest
 import yaml
 
-from flows.api import Run, in_python_words, run
+from flows.api import Rows, Run, _changes, _print_lines, in_python_words, run
+from flows.bare_process import _wait
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
 from tasks.foundation.model.code_digest import save_code
@@ -26,6 +29,7 @@ from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
 from tests.support.lab import Lab, lab_of, spec_of
+from tests.support.run_notebook import NOTEBOOK, REGENERATE, comparable, copy_of_runs
 
 OPTION = re.compile(r"--([a-z][a-z-]+)")
 
@@ -44,6 +48,14 @@ OPTION = re.compile(r"--([a-z][a-z-]+)")
         ("--to a b.keras already exists", "to=a b.keras already exists"),
         ("use --format keras or weights", 'use form="keras" or weights'),
         ("run baton fork HOME --as NEW", "run baton fork HOME --as NEW"),
+        (
+            "--set train.step=3: train.step (here 3) is not a known key; did you mean train.steps?",
+            "train__step=3: train.step (here 3) is not a known key; did you mean train__steps?",
+        ),
+        (
+            "run.yaml, line 7: train.step (here 3) is not a known key; did you mean train.steps?",
+            "run.yaml, line 7: train.step (here 3) is not a known key; did you mean train.steps?",
+        ),
     ],
 )
 def test_options_become_parameters(of_command: str, of_python: str) -> None:
@@ -63,7 +75,6 @@ def test_every_option_with_a_parameter_is_known() -> None:
     assert {option for option in known if "--" in in_python_words(f"with --{option} x")} == set()
 
 
-RUNS = CHECKOUT / "deploy" / "runs"
 LIMIT_SECONDS = 300.0
 MODEL = """
 def build(rate=0.1):
@@ -82,25 +93,72 @@ def run_file(lab: Lab, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_notebook_runs_within_an_event_loop(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(RUNS, folder, ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    arguments = json.dumps({"notebook": "notebook.ipynb"})
-    words = ["-m", "tests.support.call_function", "tests.support.run_notebook", "shown_values", arguments]
+def test_notebook_has_the_outputs_of_its_cells(tmp_path: Path) -> None:
+    folder = copy_of_runs(tmp_path / "runs")
+    arguments = json.dumps({"notebook": NOTEBOOK.name})
+    words = ["-m", "tests.support.call_function", "tests.support.run_notebook", "with_outputs", arguments]
     done = forked.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
     before, _, result = done.stdout.partition("result: ")
-    assert before.startswith('Model: "')  # only what model.summary() prints
-    _, trained, (step, state, best), row, evaluations, _, accuracy, target = json.loads(result)
-    assert trained == f"Run('{folder}/digits/runs/digits-notebook')"
-    assert (step, state, row["step"], list(row)[:2]) == (100, "complete", 100, ["step", "epoch"])
-    examples = evaluations[0]["examples"]
-    found = [(each["step"], each["on"], each["examples"]) for each in evaluations]
-    assert found == [(50, "validation", examples), (100, "validation", examples)]
-    assert best == max(each["accuracy"] for each in evaluations)
-    assert accuracy > 0.5  # of ten digits; a model without its weights has about 0.1
-    assert target == "digits-notebook.keras"
-    assert (folder / target).is_file()
+    now, committed = json.loads(result), json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert before == ""
+    assert comparable(now) == comparable(committed), f"write it anew with {REGENERATE}"
+    _, trained, status, rows, evaluations, _, accuracy, _ = [
+        cell["outputs"][-1].get("data") if cell["outputs"] else None
+        for cell in now["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert "digits-notebook', step=100, target=100)" in trained["text/plain"]
+    step, target, state, best = ast.literal_eval(status["text/plain"])
+    assert (step, target, state) == (100, 100, "complete")
+    assert [row["step"] for row in ast.literal_eval(rows["text/plain"])] == [50, 100]
+    assert best == max(row["accuracy"] for row in ast.literal_eval(evaluations["text/plain"]))
+    assert float(accuracy["text/plain"]) > 0.5  # of ten digits; a model without its weights has about 0.1
+    assert (folder / "digits-notebook.keras").is_file()
+
+
+def test_parameters_are_merged_into_the_run_file() -> None:
+    given = {"steps": np.int64(8), "class_weight": {0: 1.5}}
+    assert list(_changes("train", given)) == ["train.steps=8", "train.class_weight.0=1.5"]
+    assert list(_changes("storage", Path("runs"))) == ['storage="runs"']
+    assert list(_changes("data.options", {"a.b": 1, "c": 2})) == ['data.options={"a.b": 1, "c": 2}']
+    with pytest.raises(InvalidInput, match="train__steps has a set, which a run file cannot have"):
+        list(_changes("train.steps", {8}))
+
+
+def test_notebook_shows_how_far_a_run_is(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path, target=400).train(100, 200)
+    opened = Run(fake.address)
+    assert (repr(opened), opened.target) == (f"Run({fake.address!r}, step=200, target=400)", 400)
+    rows, shown = opened.history(), opened._repr_html_()
+    assert "step 200 of 400" in shown
+    assert rows._repr_html_().startswith("<table><thead><tr><th>step</th><th>epoch</th><th>learning_rate</th>")
+    for page in (shown, rows._repr_html_()):
+        alt, data = re.findall(r'<img alt="(\w+)".*? src="data:image/svg\+xml;base64,([^"]+)"', page)[0]
+        assert (alt, b"training" in base64.b64decode(data)) == ("loss", True)
+    many = Rows({"step": step, "loss": 1.0, "<b>": "<i>"} for step in range(100))._repr_html_()
+    assert many.count("<tr>") == 1 + 10 + 1
+    assert "<b>" not in many
+    assert "<i>" not in many
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_lines_of_a_training_are_shown_as_they_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], breaks: bool
+) -> None:
+    output = tmp_path / "output"
+    code = "print('step 1/2\\nstep 2/2'); print('error: ModelError: it is raised\\n  not shown'); print('end', end='')"
+
+    def show(lines: Sequence[str]) -> None:
+        if breaks:
+            raise BrokenPipeError
+        _print_lines(lines)
+
+    with output.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=file)
+        assert _wait(process, output, show) is False
+    assert process.returncode == 0
+    assert capsys.readouterr().err == ("" if breaks else "step 1/2\nstep 2/2\n")
 
 
 def test_code_of_somebody_else_is_refused_or_the_run_files_used(
@@ -148,7 +206,7 @@ def test_model_has_the_state_of_its_step(tmp_path: Path) -> None:
         opened.model(5)
     with pytest.raises(InvalidInput, match="has no best checkpoint"):
         opened.best_model()
-    with pytest.raises(InvalidInput, match=r"must end in \.keras"):
+    with pytest.raises(InvalidInput, match=r"model\.h5: the name does not say the format"):
         opened.export(tmp_path / "model.h5")
 
 
@@ -185,8 +243,8 @@ def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
     file = run_file(lab)
     with pytest.raises(RunFileError, match="does not exist"):
         run(tmp_path / "none.yaml")
-    with pytest.raises(RunFileError, match=r"train\.stepz"):
-        run(file, train__stepz=3)
+    with pytest.raises(RunFileError, match=r"train\.stepz .* did you mean train__steps\?"):
+        run(file, train={"stepz": 3})
     with pytest.raises(RunFileError, match=r'^accept="nothing": unknown key'):
         run(file, accept="nothing")
     with pytest.raises(ModelError, match=r"model\.py defines no function built; it has: build"):
@@ -197,8 +255,6 @@ def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
 
 
 def test_rows_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.api import Rows
-
     class Frame:
         def __init__(self, rows: list[dict[str, Any]]) -> None:
             self.rows = rows
@@ -217,8 +273,11 @@ def test_rows_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_import_is_light_and_typed() -> None:
     heavy = ("tensorflow", "keras", "prefect", "numpy", "typer")
-    code = f"import sys, flows.api; print([name for name in {heavy!r} if name in sys.modules])"
+    code = (
+        "import sys, flows; print('flows.api' in sys.modules); from flows import run, Run; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["False", "[]"]
     assert (CHECKOUT / "flows" / "py.typed").is_file()
     assert (CHECKOUT / "tasks" / "py.typed").is_file()

@@ -74,6 +74,7 @@ def test_what_two_spaces_separate_is_broken_there() -> None:
     assert folded("step 5  loss 0.1234", 25, indent=2) == ["step 5  loss 0.1234"]
     assert folded("one two three  four", 8, indent=2) == ["one two", "  three", "  four"]
     assert folded("hint: /a/long/path is gone", 8, indent=2) == ["hint: /a/long/path", "  is", "  gone"]
+    assert folded("it took 3 min 05 s, at 1.2 MB", 11) == ["it took", "3 min 05 s,", "at 1.2 MB"]
     assert folded("", 8) == [""]
     assert folded("one two", None) == ["one two"]
 

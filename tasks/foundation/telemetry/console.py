@@ -35,8 +35,11 @@ from tasks.foundation.telemetry.formatting import (
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
 _BAR_COLUMNS = 30
-_BESIDE_FACTS_COLUMNS = 29  # a short bar, elapsed and left, with their gaps
-_WIDE_COLUMNS = 70
+_BESIDE_FACTS_COLUMNS = 29  # a short bar and the time left, with their gaps
+_WIDE_COLUMNS, _ELAPSED_COLUMNS = (
+    110,
+    7,
+)  # from this width on, elapsed is beside the facts, and takes these from the bar
 _SHOWN_SECONDS = 0.05
 _TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
 _PIPE_COLUMNS = 1000  # a pipe has no width; never wrap lines
@@ -76,14 +79,15 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class _Elapsed(TimeElapsedColumn):
-    """`0:02:13`; empty on a narrow terminal."""
+    """`0:02:13 elapsed`; empty on a narrow terminal."""
 
     def __init__(self, console: RichConsole) -> None:
         super().__init__(table_column=Column(no_wrap=True))
         self._console = console
 
     def render(self, task: Task) -> Text:
-        return super().render(task) if self._console.size.width >= _WIDE_COLUMNS else Text("")
+        wide = self._console.size.width >= _WIDE_COLUMNS
+        return Text.assemble(super().render(task), (" elapsed", "dim")) if wide else Text("")
 
 
 class _Phases:
@@ -265,7 +269,7 @@ class Console:
         first = self._value(next((name for name in self._metrics if name != "loss"), ""))
         age = "" if self._committed_at is None else f"commit {duration_words(self._clock() - self._committed_at)} ago"
         facts = [f"{event.step}/{event.target}", epoch, loss, first, rate, age]
-        room = self._rich.width - beside
+        room = self._rich.width - beside - (_ELAPSED_COLUMNS if self._rich.width >= _WIDE_COLUMNS else 0)
         for least in (epoch, age, first, rate, loss):
             if len("  ".join(filter(None, facts))) <= room:
                 break

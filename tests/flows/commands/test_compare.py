@@ -175,8 +175,8 @@ def test_hostile_settings_are_text_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{one}"], "1 runs were given; name 2 to 8 of them"),
-        (["{one}"] * 9, "9 runs were given"),
+        (["{one}"], "1 run given; name 2 to 8 of them"),
+        (["{one}"] * 9, "9 runs given"),
         (["{one}", "{one}", "--metric", "f1"], "--metric f1 is in none of the runs; they have: loss, accuracy"),
         (["{one}", "nowhere"], "no run is at"),
         (["{one}", "{one}", "--html", "nowhere/page.html"], "cannot be written"),
