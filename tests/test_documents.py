@@ -188,6 +188,14 @@ def test_tests_type_every_command_of_the_page(page: str) -> None:
     assert set(WITHIN_SENTENCES[page].values()) <= names
 
 
+def test_first_frame_of_the_recording_is_its_end() -> None:
+    """A viewer that shows no motion shows every line."""
+    picture = (CHECKOUT / "deploy" / "pictures" / "recording.svg").read_text(encoding="utf-8")
+    moments = re.findall(r"^@keyframes l\d+\{0%,([\d.]+)%\{opacity:1\}", picture, flags=re.MULTILINE)
+    assert len(moments) == picture.count("<text ") > 20
+    assert set(moments) == {moments[0]} != {"0.00"}
+
+
 def test_changelog_has_the_version() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
