@@ -24,8 +24,12 @@
   }
 
   // All charts show the same range.
-  const range = () => view.zoom ?? [0, Math.max(1e-9, ...data.charts.flatMap((chart) =>
-    chart.curves.map((curve) => (curve.steps.length ? xOf(curve.steps.at(-1), curve.run) : 0))))];
+  function range() {
+    if (view.zoom) return view.zoom;
+    const ends = data.charts.flatMap((chart) => chart.curves.flatMap(({ steps, run }) =>
+      steps.length ? [xOf(steps[0], run), xOf(steps.at(-1), run)] : []));
+    return [Math.min(0, ...ends), Math.max(1e-9, ...ends)];
+  }
 
   // About `count` round numbers from low to high, 1, 2 or 5 times a power of ten apart.
   function ticks(low, high, count = 5) {
@@ -213,6 +217,7 @@
   for (const choice of controls.querySelectorAll("input[name=x]")) {
     if (choice.value === "epoch" && data.clocks.some((clock) => !clock.epochsPerStep)) choice.parentElement.hidden = true;
     if (choice.value === "time" && data.clocks.some((clock) => !clock.segments.length)) choice.parentElement.hidden = true;
+    if (choice.checked && !choice.parentElement.hidden) view.x = choice.value; // as a reloaded page keeps it
     choice.addEventListener("change", () => { view.x = choice.value; redraw(true); });
   }
   controls.querySelector("input[type=range]").addEventListener("input", (event) => {

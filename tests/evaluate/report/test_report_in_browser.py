@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands.main import main
 from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, committing, evaluation, head_of, stage
 
@@ -53,6 +55,27 @@ def test_script_draws_charts_and_makes_tables_sortable(tmp_path: Path) -> None:
     assert dom.count('tabindex="0" aria-label="loss. training: 0.2 at step 5') == 1
     assert re.search(r'<path class="line training" d="M[\d.]+ [\d.]+L', dom)
     assert '<th class="number"><button type="button">step</button></th>' in dom
+
+
+def ends_of_lines(dom: str) -> list[float]:
+    """Where the lines of two runs end, on the x axis."""
+    paths = [re.search(rf'<path class="line {run}" d="([^"]*)"', dom) for run in ("run0", "run1")]
+    return [float(path[1].rpartition("L")[2].split()[0]) for path in paths if path is not None]
+
+
+def test_runs_are_compared_by_their_own_epochs(tmp_path: Path) -> None:
+    epoch = {"data.train_examples": 320, "train.drop_remainder": False}
+    runs = [FakeRun(tmp_path, f"r{batch}", identity={**epoch, "train.global_batch_size": batch}) for batch in (32, 64)]
+    page = tmp_path / "page.html"
+    assert main(["compare", *(run.train(50, 100).address for run in runs), "--html", str(page)]) == 0
+    by_step = ends_of_lines(shown(page, tmp_path / "profile"))
+    text = page.read_text(encoding="utf-8").replace('value="step" checked', 'value="step"')
+    page.write_text(text.replace('value="epoch"', 'value="epoch" checked'), encoding="utf-8")
+    dom = shown(page, tmp_path / "profile")
+    by_epoch = ends_of_lines(dom)
+    assert by_step[0] == by_step[1] == by_epoch[1]
+    assert by_epoch[0] - 58 == pytest.approx((by_epoch[1] - 58) / 2)  # 58: where the axis begins
+    assert ">epoch</text>" in dom
 
 
 def test_hostile_names_are_not_executed(tmp_path: Path) -> None:
