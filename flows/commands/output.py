@@ -246,7 +246,7 @@ def _finite(value: object) -> object:
 
 
 # In messages of code that does not know how the command was typed, or that another process prints.
-_COMMAND = re.compile(r"(, then )?baton run FILE((?: --set \S+)*)")
+_COMMAND = re.compile(r"(, then )?baton run FILE((?: --set \S+?)*)(?=[;,]?(?:\s|$))")
 
 
 @contextmanager

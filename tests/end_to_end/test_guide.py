@@ -33,7 +33,7 @@ KILLED, KILLED_AT = "Killed", re.compile(r"^step 250  evaluated")
 BOX = ("\u256d", "\u2502", "\u2570")
 # Lines about steps and epochs: the page has the first and the last ones.
 OF_STEPS = re.compile(r"step \d|Epoch|\d+/\d+ - ")
-FIRST_LINES, LAST_LINES, CUT = 6, 3, "..."
+FIRST_LINES, LAST_LINES, CUT = 3, 3, "..."
 # What these lines say, and whether the second kind is printed, depends on how busy the machine is.
 VARIES = re.compile(r"^(started in|time|goodput|badput|away|commits|worker|committed segments|examples/s)\b.*")
 BY_THE_WAY = re.compile(r"warning: Prefect is ")

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flows.commands.main import main
-from flows.commands.output import Output, Painted, status
+from flows.commands.output import Output, Painted, commands_to_paste, status
 from flows.evaluating import FreshEvaluation
 from flows.result import RelayResult
 from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.contracts.log_entry import MetricRow
+from tasks.foundation.errors import InvalidInput
 from tasks.foundation.log.appends import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
@@ -228,3 +229,11 @@ def test_any_text_keeps_its_words(rows: list[tuple[str, str]], columns: int | No
     output(narrow, columns).table(rows)
     assert "\x1b" not in narrow.getvalue()
     assert narrow.getvalue().split() == wide.getvalue().split()
+
+
+@pytest.mark.parametrize("after", ["", "; with the weights", ", or another", " --accept data"])
+def test_commands_of_a_message_can_be_pasted(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["baton"])
+    with pytest.raises(InvalidInput) as refused, commands_to_paste("my run.yaml", ["train.seed=1"]):
+        raise InvalidInput(f"or: baton run FILE --set run=NEW{after}")
+    assert str(refused.value) == f"or: baton run 'my run.yaml' --set train.seed=1 --set run=NEW{after}"
