@@ -238,6 +238,7 @@ class RunStatus(RunFacts):
             "state_digest": tip.state_digest if tip else None,
             "last_commit": totals.last_commit,
             "metrics": self.training,
+            "partial": None if totals.partial is None else totals.partial.model_dump(),
             "evaluation": None if totals.evaluation is None else totals.evaluation.model_dump(),
             "test": None if totals.test is None else totals.test.model_dump(),
             "best": None

@@ -52,9 +52,7 @@ def drop_segment_of(call: CheckpointToGcsCall, place: Place) -> None:
 def emit_commit(entry: Entry, place: Place) -> None:
     """Report the commit in this process too; the stage reported it in another one."""
     if isinstance(entry.body, Commit):
-        made = entry.body.checkpoint
-        metrics = entry.body.history[-1].metrics if entry.body.history else {}
-        place.telemetry.emit(Committed(step=made.step, path=made.path, size=made.size, metrics=metrics))
+        place.telemetry.emit(Committed.of(entry.body))
 
 
 def remote_evaluate_call(call: EvaluateCall, _place: Place) -> EvaluateCall:

@@ -175,7 +175,12 @@ def print_summary(
 
 
 def _table(totals: Totals, *, step: int, target: int | None) -> Table:
-    rows = (("training", totals.row), ("validation", totals.evaluation), ("test", totals.test))
+    rows = (
+        ("training", totals.row),
+        ("training, partial", totals.partial),
+        ("validation", totals.evaluation),
+        ("test", totals.test),
+    )
     names = list(dict.fromkeys(name for _, row in rows if row is not None for name in row.metrics))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=True)
     for heading in ("", "segments", "step", *map(shown, names)):

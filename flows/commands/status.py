@@ -16,6 +16,7 @@ from flows.facts import AtWork, RunStatus, hung_words
 from flows.opened_run import open_run
 from tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.log.accounting import Account
 from tasks.foundation.log.fold import Worker
@@ -89,8 +90,18 @@ def _progress(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
         ("committed", out.time(last_commit) if last_commit else ""),
         ("digest", out.id(tip.state_digest if tip else "")),
         ("training", metric_words(facts.training)),
+        *_partial(facts.totals),
         ("commits", _commit_words(facts)),
     ]
+
+
+def _partial(totals: Totals) -> list[tuple[str, str]]:
+    """The metrics of the steps after the newest row, if the tip has such steps."""
+    partial = totals.partial
+    if partial is None:
+        return []
+    since = "" if totals.row is None else f", since step {totals.row.step}"
+    return [("partial", f"{metric_words(partial.metrics)}  (step {partial.step}{since})")]
 
 
 def _results(facts: RunStatus, out: Output) -> list[tuple[str, str]]:

@@ -16,7 +16,12 @@ from flows.proof.execute import Execution
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
+from tasks.foundation.contracts.run_spec import (
+    DEFAULT_LOG_STEPS,
+    RunSpec,
+    callbacks_act_at_evaluations,
+    is_row_due,
+)
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.messages import message
@@ -191,15 +196,30 @@ def choose(found: Stretches, choice: Choice, *, count: int, seed: int, home: str
 
 
 def logged_settings(spec: RunSpec, stretch: Stretch) -> tuple[str, ...]:
-    """Return overrides for what may change between attempts and is in the checkpoints: the rows' distance.
+    """Return overrides for what may change between attempts and is in the checkpoints: at which steps rows are.
 
-    Each logged row resets the sums of the metrics, so that another `train.log_every_steps` gives other sums.
+    Each logged row resets the sums of the metrics, so that another `train.log_every_steps` gives other sums. So does
+    `train.epochs` in place of `train.steps`: each epoch ends with a row.
+
+    Args:
+        spec: the run file, with the number of training examples.
+        stretch: what is executed again.
     """
-    now, rows = spec.train.log_every_steps, stretch.rows
-    steps = range(stretch.start.step + 1, stretch.end.step + 1)
-    for every in (now, *(later - earlier for earlier, later in pairwise(rows))):
-        if rows == tuple(step for step in steps if step % every == 0):
-            return () if every == now else (f"train.log_every_steps={every}",)
+    steps, train = range(stretch.start.step + 1, stretch.end.step + 1), spec.train
+    distances = list(dict.fromkeys(later - earlier for earlier, later in pairwise(stretch.rows)))
+    found: list[dict[str, int | None]] = [{}]
+    found += [{"log_every_steps": every} for every in distances]
+    if train.epoch_examples is not None:
+        epochs = train.epoch.period().ended_by(train.target - 1) + 1
+        other = {"epochs": None, "steps": train.target} if train.epochs else {"steps": None, "epochs": epochs}
+        found += [{**other, "log_every_steps": every} for every in (None, DEFAULT_LOG_STEPS, *distances)]
+    for changes in found:
+        then = spec.model_copy(update={"train": train.model_copy(update=changes)})
+        if stretch.rows == tuple(step for step in steps if is_row_due(then, step)):
+            settings: dict[str, object] = {f"train.{name}": value for name, value in changes.items()}
+            if "steps" in changes:  # the default of the other unit is another one
+                settings["evaluate.every"] = spec.evaluate.every
+            return tuple(f"{name}={'null' if value is None else value}" for name, value in settings.items())
     return ()  # too few rows to tell, or it changed on the way
 
 

@@ -44,7 +44,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointManifest, Checkpoint
 from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt, ProofReceipt, Receipt
 from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.log import RunLog
@@ -267,12 +267,13 @@ def _execute(run: Run, overrides: tuple[str, ...], stretch: Stretch, which: str,
     laboratory.note(f"executing steps {stretch.start.step} to {stretch.end.step} ({which})")
     if run.file is None:
         raise AssertionError("an audit needs the run file")
+    spec = with_recorded_examples(run.spec, stretch.before.identity)
     execution = Execution(
         name=f"{which}-{stretch.end.step}",
         storage=laboratory.folder,
         file=run.file,
         # What says when to evaluate and to log stays as it is.
-        settings=(*overrides, *logged_settings(run.spec, stretch), *_SWITCHED_OFF),
+        settings=(*overrides, *logged_settings(spec, stretch), *_SWITCHED_OFF),
         steps=stretch.end.step,
         cuts=tuple(ref.step for ref in stretch.commits[:-1]),
     )

@@ -1,9 +1,9 @@
 """Call Keras callbacks at absolute steps. The calls depend on the state and the log, not on how a run is cut.
 
-An epoch ends with an evaluation, or with a logged row in a run without evaluations before its end. After an
-evaluation, callbacks are called when training starts from the evaluated checkpoint; after a row, as soon as it is read.
-From then on, the state includes theirs. After the run's last evaluation they are called in a segment without steps.
-Batch hooks are called at logged rows.
+An epoch ends with an evaluation. In a run without evaluations before its end it is one of `train.epochs`, or it ends
+with a logged row. After an evaluation, callbacks are called when training starts from the evaluated checkpoint; after a
+row, as soon as it is read. From then on, the state includes theirs. After the run's last evaluation they are called in
+a segment without steps. Batch hooks are called at logged rows.
 
 Detect a loss that blows up. It reads logged rows only, so the result does not depend on how a run is cut.
 """
@@ -27,6 +27,7 @@ from tasks.foundation.contracts.run_spec import (
     callbacks_act_at_evaluations,
     epochs_of_callbacks,
     is_plain,
+    is_row_due,
 )
 from tasks.foundation.errors import BlowUp, RunLogError
 from tasks.foundation.log.history import evaluation_of, recent_rows
@@ -74,7 +75,7 @@ class Callbacks:
         self._record = started.treatment.record
         self._callbacks = started.callbacks
         self._target = spec.train.target
-        self._log_every = spec.train.log_every_steps
+        self._spec = spec
         self._has_batch_hooks = started.treatment.has_batch_hooks
         self.notes = started.treatment.notes
         # Of the newest epoch in this process; on_train_end gets it.
@@ -133,7 +134,7 @@ class Callbacks:
                 self._row = next((row.metrics for row in recent_rows(log, head, 1)), {})
             is_end = start.step == self._target  # no step follows; what is called here is not saved
             self._end_epoch(start.step, {**(self._row or {}), **validation}, begin_next=not is_end)
-            if start.step % self._log_every == 0 and not is_end:
+            if is_row_due(self._spec, start.step) and not is_end:
                 self._begin_batch(start.step)
         else:
             return False
@@ -151,7 +152,7 @@ class Callbacks:
             self._call_all("on_train_batch_end", batch, dict(row.metrics))
         if self._at_evaluations:
             self._row = dict(row.metrics)
-        else:
+        elif self._epochs.ends_at(row.step):
             self._end_epoch(row.step, dict(row.metrics), begin_next=True)
         if not (self._at_evaluations and self._epochs.ends_at(row.step)):  # else after the evaluation
             self._begin_batch(row.step)

@@ -23,10 +23,11 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.hidden_state import captured_contents, graphs_of
 from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of, summed_gradients_words
-from tasks.foundation.model.metrics import MOST_VALUES, read_results
+from tasks.foundation.model.metrics import MOST_VALUES
 from tasks.foundation.model.randomness import nodes_of, stateful_operations
 from tasks.foundation.model.step import compile_words
 from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import peek_results
 from tasks.foundation.telemetry.events import Note, Sink
 
 # Attributes with names and counters of a process, and those that only placement and debugging use.
@@ -370,7 +371,7 @@ def step_notes(state: TrainState, divided: int, *, reference: str, masked: bool)
             f"one for each example, or more than {MOST_VALUES}; return their means",
             warning=True,
         )
-    for words in read_results(state.model, state.accelerator.strategy, state.returned).words():
+    for words in peek_results(state).words():
         yield Note(text=f"{reference}: {words}")
     if masked:
         yield Note(

@@ -71,6 +71,7 @@ class IntervalWork:
         self._trains_since = 0.0
         self._host_stats = HostStats()
         self._workers: tuple[WorkerStats, ...] = ()
+        self._partial: MetricRow | None = None
         self._traced: TracedStep | None = None
         self._stopwatch = Stopwatch(telemetry, clock)
 
@@ -111,18 +112,14 @@ class IntervalWork:
         self._host_stats.add(loop, seconds)
         self._stopwatch.move(min(loop.input_wait_seconds, seconds), "train", INPUT_WAIT)
 
-    def gather_from_hosts(self, accelerator: Accelerator, *, traced: TracedStep | None) -> None:
-        """Collect what goes into the next commit besides the state. With several hosts, all of them call it.
-
-        Args:
-            accelerator: the process's.
-            traced: the step as this process traced it.
-        """
+    def gather_from_hosts(self, trainer: Trainer) -> None:
+        """Collect what goes into the next commit besides the state. With several hosts, all of them call it."""
         self._workers = self._host_stats.gather_from_hosts(
-            accelerator, self._spec.train.global_batch_size, telemetry=self._telemetry
+            trainer.accelerator, self._spec.train.global_batch_size, telemetry=self._telemetry
         )
         self._host_stats = HostStats()
-        self._traced = traced
+        self._partial = trainer.read_partial_row(self._telemetry)
+        self._traced = trainer.traced
 
     def result(
         self,
@@ -147,6 +144,7 @@ class IntervalWork:
             parent=start.path,
             exit_reason=reason,
             history=tuple(self._rows),
+            partial=self._partial if saved is not None else None,
             logged=self._logged,
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
@@ -376,7 +374,7 @@ class CommitInterval:
         """Wait for the save before, and collect what goes into the commit besides the state."""
         self.wait_for_save(trainer.accelerator)
         self.work.begin_cause("stage")
-        self.work.gather_from_hosts(trainer.accelerator, traced=trainer.traced)
+        self.work.gather_from_hosts(trainer)
 
     def _saves_async(self, trainer: Trainer) -> bool:
         """Whether the next save is made while the training goes on. With several hosts, all of them call it, and agree.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tasks.foundation.checkpoint.snapshot import reserve_memory
 from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
-from tasks.foundation.contracts.run_spec import EpochLength, next_multiple
+from tasks.foundation.contracts.run_spec import EpochLength, is_row_due, next_row
 from tasks.foundation.log.history import recent_rows
 from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops, first_reason, number_of
@@ -46,10 +46,10 @@ def train(
         StepFailed: a step or a callback failed.
         StaleWriter: another writer moved the tip before a commit in the segment's middle.
     """
-    train, clock = request.spec.train, place.clock
+    spec, train, clock = request.spec, request.spec.train, place.clock
     began = clock()
     # Half of the promised response time, because the next inner loop may be slower than the last.
-    longest = min(_INNER_LOOP_SECONDS, request.spec.stop.answer_seconds / 2)
+    longest = min(_INNER_LOOP_SECONDS, spec.stop.answer_seconds / 2)
     steps_per_second = 0.0
     watch = _loss_watch(trainer, interval, place)
     epoch = EpochLength(
@@ -60,7 +60,7 @@ def train(
     reason: BorderReason = "segment_end"
     while trainer.state.step < request.until_step:
         step = trainer.state.step
-        end = min(request.until_step, next_multiple(train.log_every_steps, step))
+        end = min(request.until_step, next_row(spec, step))
         stop = stops.requested
         steps_to_trace = place.profiler.steps_left(step, place.home, place.telemetry)
         decision = LoopDecision(
@@ -92,8 +92,7 @@ def train(
         if place.saves is not None:
             reserve_memory(trainer.state)
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)
-        due = trainer.state.step % train.log_every_steps == 0
-        if due and _take_row(trainer, interval, watch, place):
+        if is_row_due(spec, trainer.state.step) and _take_row(trainer, interval, watch, place):
             break  # the next segment starts here, and logs that the run is finished
         place.telemetry.emit(
             Training(
@@ -102,6 +101,7 @@ def train(
                 epoch=epoch.after(trainer.state.step),
                 segment=request.number,
                 metrics=interval.work.metrics,
+                loss=inner.loss,
                 examples_per_second=steps_per_second * train.global_batch_size,
                 input_wait_seconds=inner.input_wait_seconds,
             )

@@ -20,6 +20,7 @@ from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep, WorkerStats
 from tasks.foundation.contracts.placement import per_replica_batch_size
+from tasks.foundation.contracts.run_spec import is_row_due
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
 from tasks.foundation.dataset.read import decoded_bytes, fits_into_memory, training_dataset
@@ -27,7 +28,7 @@ from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.devices import Accelerator, align_function_numbers
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator, align_function_numbers
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
 from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
 from tasks.foundation.model.randomness import CLOCK, StepDraws, stateful_operations
@@ -43,7 +44,7 @@ from tasks.foundation.model.step import (
 from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import describe_placement
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState
+from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState, peek_results
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
 from tasks.foundation.telemetry.formatting import size_words
@@ -65,6 +66,11 @@ class InnerLoop:
     steps: int
     input_wait_seconds: float
     losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the losses; None if the step returns none."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
 
 
 class HostStats:
@@ -430,6 +436,24 @@ class Trainer:
         metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
         rate = learning_rate_of(self.state.model)
         return MetricRow(step=self.state.step, metrics=metrics, learning_rate=rate)
+
+    def read_partial_row(self, telemetry: Sink) -> MetricRow | None:
+        """Read the metrics since the last row, and change nothing; None if the last row was read at this step.
+
+        These metrics are only shown, so an error in the code of one is a note. With several hosts, all of them call it.
+        """
+        state = self.state
+        if is_row_due(self.recipe.spec, state.step):
+            return None
+        try:
+            results = peek_results(state)
+            return MetricRow(step=state.step, metrics=results.numbers, learning_rate=learning_rate_of(state.model))
+        except DEVICE_LOST_ERRORS:
+            raise
+        except Exception as fault:  # noqa: BLE001 - a metric of the user's may raise anything
+            text = f"the metrics since the last row cannot be shown: {type(fault).__name__}: {fault}"
+            telemetry.emit(Note(text=text, warning=True))
+            return None
 
     def take_row(self, row: MetricRow) -> bool:
         """Call the callbacks that are due at a row that has just been read.

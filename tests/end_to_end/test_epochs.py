@@ -1,6 +1,7 @@
 """Runs whose length is given in epochs: the target, evaluations and segments follow from the number of examples."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from flows import result as results
 from flows.commands.main import main
 from flows.opened_run import Goal, Run
+from flows.proof.execute import Execution, FreshProcesses
 from flows.result import RelayResult
 from flows.without_prefect import train as train_to
-from tasks.foundation.contracts.log_entry import Commit, Evaluation
+from tasks.foundation.contracts.log_entry import Commit, Evaluation, MetricRow
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged, RunFileError
 from tasks.foundation.log.log import RunLog
@@ -34,6 +36,27 @@ def build(rate=0.01):
 def scheduled(*, steps_per_epoch, train_steps=None):
     assert (steps_per_epoch, train_steps) in {(5, 9), (5, 14)}, (steps_per_epoch, train_steps)
     return build(keras.optimizers.schedules.CosineDecay(0.01, train_steps))
+
+
+class Reads(keras.metrics.Metric):
+    # Counts how often its result was read, in each step and by Baton.
+    def __init__(self):
+        super().__init__(name="reads")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, *_, **__):
+        pass
+
+    def result(self):
+        self.count.assign(self.count + 1.0)
+        return self.count + 0.0
+
+
+def counting():
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=[Reads()])
+    return model
 """
 CALLBACKS = """
 import keras
@@ -50,6 +73,14 @@ class Recorder(keras.callbacks.Callback):
 
 def recorder():
     return [Recorder()]
+
+
+def monitors():
+    return [
+        keras.callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=100.0),
+        keras.callbacks.ModelCheckpoint("best.keras", monitor="val_loss", save_best_only=True),
+    ]
 """
 
 
@@ -85,6 +116,10 @@ def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRe
 def bodies(run: Any, kind: type[Any]) -> list[Any]:
     entries = RunLog(LocalStorage(Path(run.spec.storage)).at(run.spec.run)).entries()
     return [entry.body for entry in entries if isinstance(entry.body, kind)]
+
+
+def rows_of(run: Any) -> list[MetricRow]:
+    return [row for body in bodies(run, Commit) for row in body.history]
 
 
 def steps(run: Any, kind: type[Any]) -> list[int]:
@@ -125,6 +160,60 @@ def test_run_in_epochs_is_exact_and_continues(tmp_path: Path, capsys: pytest.Cap
     curve = EventAccumulator(f"{more.spec.storage}/cut/tensorboard/train")
     curve.Reload()
     assert [(each.step, round(each.value, 4)) for each in curve.Scalars("epoch")][:2] == [(2, 0.4545), (4, 0.9091)]
+
+
+@pytest.mark.slow
+def test_epochs_need_no_further_key(tmp_path: Path) -> None:
+    """Rows, validation metrics and what monitors them come at the end of each epoch, also after a kill."""
+    run_file(tmp_path, "code")
+    content = {
+        "run": "straight",
+        "storage": str(tmp_path / "storage"),
+        "data": {"source": "data.py:load", "validation_fraction": 0.2},
+        "model": "model.py:build",
+        "train": {"epochs": 6, "global_batch_size": 10, "callbacks": "callbacks.py:monitors"},
+    }
+    path = tmp_path / "code" / "run.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    straight = load_run_file(path)
+    ends = [5, 9, 14, 18, 22, 27]
+    assert train(straight).step == ends[-1]
+    rows = rows_of(straight)
+    assert [row.step for row in rows] == steps(straight, Evaluation) == steps(straight, Commit)[1:] == ends
+    rates = [row.learning_rate for row in rows]
+    assert rates == pytest.approx([0.01, 0.01, 0.005, 0.0025, 0.00125, 0.000625]), "set after the evaluation"
+    assert {each.keep_best.metric for each in bodies(straight, Evaluation)} == {"loss"}
+    processes = FreshProcesses(tmp_path / "said")
+    shorter = Execution(name="killed", storage=tmp_path / "storage", file=path, settings=("train.epochs=4",), steps=18)
+    assert processes.kill_after(shorter, ends[0]).returncode == -signal.SIGKILL
+    killed = load_run_file(path, ["run=killed", "train.epochs=4"])
+    train(killed, 11)
+    assert rows_of(killed) == rows[:4]
+    result = train(load_run_file(path, ["run=killed"]))
+    assert result.state_digest == bodies(straight, Commit)[-1].checkpoint.state_digest
+    assert rows_of(killed) == rows
+
+
+@pytest.mark.slow
+def test_partial_window_is_shown_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def to(name: str, target: int) -> Any:
+        in_steps = ("train.epochs=null", "train.log_every_steps=4", "evaluate.every=null", f"train.steps={target}")
+        return run_file(tmp_path, name, *in_steps, "model=model.py:counting")
+
+    once = train(to("once", 14))
+    train(to("twice", 6))
+    twice = train(to("twice", 14), 8, 11)
+    assert twice.state_digest == once.state_digest
+    assert [row.step for row in rows_of(to("once", 14))] == [4, 8, 12]
+    assert rows_of(to("twice", 14)) == rows_of(to("once", 14))
+    partial = {body.checkpoint.step: body.partial for body in bodies(to("twice", 14), Commit)}
+    assert {step: row and row.step for step, row in partial.items()} == {0: None, 6: 6, 8: None, 11: 11, 14: 14}
+    (alone,) = (body.partial for body in bodies(to("once", 14), Commit) if body.checkpoint.step == 14)
+    assert alone == partial[14]
+    run = to("twice", 14)
+    assert main(["status", str(run.path), "--set", "run=twice", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["partial"]
+    assert (shown["step"], shown["metrics"]) == (14, alone.metrics)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ class FakeRun:
         path.write_text(yaml.safe_dump(spec))
         return path
 
-    def commit(self, step: int, rows: Sequence[MetricRow] = ()) -> CheckpointRef:
+    def commit(self, step: int, rows: Sequence[MetricRow] = (), *, partial: MetricRow | None = None) -> CheckpointRef:
         """Write a checkpoint with a manifest, and commit it with these rows; returns its reference."""
         head = self.head
         attempt = uuid.uuid4().hex
@@ -109,7 +109,7 @@ class FakeRun:
             manifest_digest=manifest_digest(manifest), size=sum(file.size for file in files),
         )  # fmt: skip
         body = Commit(
-            checkpoint=ref, parent=head.tip.path if head.tip else None, history=tuple(rows),
+            checkpoint=ref, parent=head.tip.path if head.tip else None, history=tuple(rows), partial=partial,
             exit_reason="segment_end" if step else "initialized", examples=32 * 100 if step else 0,
             seconds={"train": 2.0, "stage": 0.5} if step else {}, target=self.target if step else None,
             metadata=self.metadata,

@@ -31,6 +31,7 @@ def next_commit(head: Head, chance: random.Random) -> Commit:
         parent=None if head.tip is None else head.tip.path,
         exit_reason=chance.choice(["segment_end", "interval"]),
         history=(MetricRow(step=step, metrics={"loss": chance.random()}),) * chance.randrange(3),
+        partial=MetricRow(step=step, metrics={"loss": 0.5}) if step % 20 else None,
         seconds={"train": 0.5, "restore": 0.25},
         workers=tuple(stats),
         logged=(LoggedValues(step=step, on="row", values={"a": chance.random()}),) * chance.choice([0, 0, 1]),

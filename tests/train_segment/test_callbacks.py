@@ -476,7 +476,17 @@ def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
     ):
         assert words in refused(tmp_path, body)
     early = made("[keras.callbacks.EarlyStopping('val_loss')]")
-    assert "set evaluate.every or evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
+    data, periodic = "set data.validation, or a data.validation_fraction above 0", "evaluate.every: epoch, or evaluate"
+    epochs = ("train.steps=null", "train.epochs=9", "evaluate.every_steps=null")
+    for settings, needs_data, needs_period in (
+        (("evaluate.every_steps=null",), False, True),
+        (("evaluate.every_steps=null", "data.validation_fraction=0"), True, True),
+        (("data.validation_fraction=0",), True, False),
+        (epochs, False, True),
+        ((*epochs, "data.validation_fraction=0"), True, False),
+    ):
+        said = refused(tmp_path, early, *settings)
+        assert (data in said, periodic in said) == (needs_data, needs_period), said
 
 
 EACH = """

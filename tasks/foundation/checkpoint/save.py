@@ -268,14 +268,7 @@ def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, 
             with suppress(StorageError):  # the next commit deletes what is left
                 log.home.delete(staged.path)
             raise
-        telemetry.emit(
-            Committed(
-                step=staged.step,
-                path=staged.path,
-                size=staged.size,
-                metrics=body.history[-1].metrics if body.history else {},
-            )
-        )
+        telemetry.emit(Committed.of(body))
         apply_retention(log, retention_policies(spec), attempt=staged.attempt, listed=listed.result())
     return entry
 

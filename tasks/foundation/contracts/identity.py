@@ -531,10 +531,13 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
 
 def callback_schedule(spec: RunSpec) -> dict[str, Any]:
     """Return what the identity of callbacks has of the run file: their function, and the steps at which they act."""
+    rows: int | str | None = spec.train.log_every_steps
+    if spec.train.epochs is not None:  # each epoch ends with a row too
+        rows = "epoch" if rows is None else f"epoch, {rows}"
     return {
         "function": (spec.train.callbacks or "").partition(":")[2],
         "evaluate.every_steps": spec.evaluate.every_steps,
-        LOG_EVERY: spec.train.log_every_steps,
+        LOG_EVERY: rows,
         # Left out where evaluations follow from steps alone.
         **({} if spec.evaluate.every is None else {"evaluate.every": spec.evaluate.every}),
     }

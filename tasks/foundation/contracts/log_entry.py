@@ -48,6 +48,9 @@ class LoggedValues(Contract):
         return [(self.step, float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
+_PARTIAL = "the metrics since the newest row, as they are at the commit; no row. None: the commit is at a row"
+
+
 class WorkerStats(Contract):
     """What one host did since the previous commit; shows a slow host."""
 
@@ -100,6 +103,7 @@ class SegmentResult(Contract):
     parent: CheckpointPath = Field(description="path of the checkpoint that `staged` was trained from")
     exit_reason: ExitReason
     history: tuple[MetricRow, ...]
+    partial: MetricRow | None = Field(default=None, description=_PARTIAL)
     examples: int = Field(ge=0, description="examples that went through train_step")
     seconds: dict[str, FiniteSeconds] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
@@ -246,6 +250,7 @@ class Commit(Contract):
     parent: CheckpointPath | None = Field(description="path of the checkpoint that training started from")
     exit_reason: ExitReason | Literal["initialized", "forked"]
     history: tuple[MetricRow, ...] = ()
+    partial: MetricRow | None = Field(default=None, description=_PARTIAL)
     examples: int = 0
     seconds: dict[str, FiniteSeconds] = Field(default_factory=dict)
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one per host, in order of the hosts")
@@ -283,6 +288,7 @@ class Commit(Contract):
             parent=result.parent,
             exit_reason=result.exit_reason,
             history=result.history,
+            partial=result.partial,
             examples=result.examples,
             seconds=result.seconds,
             workers=result.workers,
@@ -533,6 +539,7 @@ class Totals(Contract):
     initialized_from: tuple[WeightsOrigin, ...] = ()
     segments: int = Field(default=0, ge=0, description="committed segments, with parts of segments that were stopped")
     row: MetricRow | None = Field(default=None, description="the newest metric row")
+    partial: MetricRow | None = Field(default=None, description="of the tip: the metrics since that row; no row")
     evaluation: LastEvaluation | None = None
     test: LastEvaluation | None = Field(default=None, description="the same on the test set")
     undone_seconds: FiniteSeconds = Field(

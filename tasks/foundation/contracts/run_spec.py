@@ -1,8 +1,8 @@
 """The run file's content: `RunSpec`, with `train` and `init`; `data` and `accelerator` are in data_spec and placement.
 
 The descriptions double as remedies in error messages and as documentation. What is due at absolute steps and epochs
-(segment borders, evaluations, callbacks) is arithmetic on these values, because the run file gives it in either. Epochs
-become steps once the number of training examples is known.
+(rows of metrics, segment borders, evaluations, callbacks) is arithmetic on these values, because the run file gives it
+in either. Epochs become steps once the number of training examples is known.
 """
 
 import math
@@ -35,6 +35,7 @@ _PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PlainValue = bool | int | float | str
 MOST_PLAIN_VALUES, MOST_NAME_CHARACTERS, MOST_TEXT_CHARACTERS = 32, 64, 200
 DEFAULT_SEGMENT_STEPS = 1000
+DEFAULT_LOG_STEPS = 50
 # Recorded beside the identity, for information: `data.content_digest` decides whether examples changed.
 TRAIN_EXAMPLES = "data.train_examples"
 
@@ -272,13 +273,16 @@ class TrainSpec(Contract):
         ge=1, le=2**24, description="examples in a step, over all replicas; 1 to 16777216"
     )
     log_every_steps: Annotated[
-        int,
+        int | None,
         operational(
             "says when metrics are read, not what is trained; part of train.callbacks if these act at rows, have batch "
             "hooks, or monitor a training metric"
         ),
     ] = Field(
-        default=50, ge=1, description="metrics are read, logged and reset at each multiple of this number of steps"
+        default=None,
+        ge=1,
+        description="metrics are read, logged and reset at each multiple of this number of steps, and with epochs at "
+        "the end of each epoch too; left out: every 50 steps, or with epochs only at the end of each",
     )
     seed: Annotated[int, identity("other weights, split, order and dropout", "train.seed", "data.content_digest")] = (
         Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
@@ -333,7 +337,8 @@ class TrainSpec(Contract):
     ] = Field(
         default=None,
         description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks; for them an "
-        "epoch ends with each evaluation of evaluate.every_steps or evaluate.every, or else with each logged row. "
+        "epoch ends with each evaluation of evaluate.every_steps or evaluate.every. Without these it is one of "
+        "train.epochs, or with train.steps it ends with each logged row. "
         "Those of Keras that save, log or show are replaced by what Baton does itself; batch hooks act at logged rows",
     )
     epoch_examples: Annotated[int | None, operational("follows from the data")] = Field(
@@ -392,6 +397,12 @@ class TrainSpec(Contract):
         given = [name for name in lengths if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other; keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_without_epochs(self) -> Self:
+        if self.log_every_steps is None and self.epochs is None:
+            object.__setattr__(self, "log_every_steps", DEFAULT_LOG_STEPS)
         return self
 
 
@@ -470,7 +481,9 @@ class EvaluateSpec(Contract):
         int | None,
         operational("says when the model is evaluated, not what is trained; train.callbacks, if given, act then"),
     ] = Field(
-        default=None, ge=1, description="evaluate at each multiple of this number of steps; left out: only at the end"
+        default=None,
+        ge=1,
+        description="evaluate at each multiple of this number of steps, where a segment ends; left out: as every says",
     )
     every: Annotated[
         Literal["epoch"] | None,
@@ -478,7 +491,8 @@ class EvaluateSpec(Contract):
     ] = Field(
         default=None,
         description="epoch: evaluate at the end of each epoch, the first step that has trained on its last example; "
-        "for a number of steps use every_steps",
+        "for a number of steps use every_steps. If both are left out: epoch with train.epochs, only at the end with "
+        "train.steps. null: only at the end",
     )
 
     @model_validator(mode="after")
@@ -584,6 +598,14 @@ class RunSpec(Contract):
             )
         return self
 
+    @model_validator(mode="after")
+    def _epochs_are_evaluated(self) -> Self:
+        # Decided here and now: the settings as JSON, which other processes get, do not tell what the run file left out.
+        given = {"every", "every_steps"} & self.evaluate.model_fields_set
+        if self.train.epochs is not None and self.data.has_validation and not given:
+            object.__setattr__(self, "evaluate", self.evaluate.model_copy(update={"every": "epoch"}))
+        return self
+
 
 def next_border(spec: RunSpec, step: int, until_step: int) -> int:
     """Return the step at which the segment that starts at `step` ends.
@@ -595,9 +617,22 @@ def next_border(spec: RunSpec, step: int, until_step: int) -> int:
     return min(until_step, *(each.next_end(step) for each in periods if each is not None), until_step)
 
 
-def next_multiple(grid: int, step: int) -> int:
-    """Return the first multiple of `grid` after `step`."""
-    return (step // grid + 1) * grid
+def is_row_due(spec: RunSpec, step: int) -> bool:
+    """Return whether metrics are read, logged and reset at `step`. It does not depend on the target of the run."""
+    return any(each.ends_at(step) for each in _rows(spec))
+
+
+def next_row(spec: RunSpec, step: int) -> int:
+    """Return the first step after `step` at which metrics are read, logged and reset."""
+    return min(each.next_end(step) for each in _rows(spec))
+
+
+def _rows(spec: RunSpec) -> tuple[Period, ...]:
+    """A row ends the steps since the one before; with `epochs`, each epoch ends with one."""
+    every = spec.train.log_every_steps
+    if spec.train.epochs is None:
+        return (Period(every or DEFAULT_LOG_STEPS),)
+    return (spec.train.epoch.period(), *(() if every is None else (Period(every),)))
 
 
 def evaluations(spec: RunSpec) -> Period | None:
@@ -619,7 +654,7 @@ def _segments(spec: RunSpec) -> Period | None:
 
 
 def callbacks_act_at_evaluations(spec: RunSpec) -> bool:
-    """Return whether callbacks act at each periodic evaluation; otherwise they act at each logged row."""
+    """Return whether callbacks act at each periodic evaluation; otherwise they act at logged rows."""
     periodic = spec.evaluate.every_steps is not None or spec.evaluate.every is not None
     return periodic and spec.data.has_validation
 
@@ -635,7 +670,8 @@ def callbacks_act_at_end(spec: RunSpec, step: int) -> bool:
 def epochs_of_callbacks(spec: RunSpec) -> Period:
     """Return an epoch as callbacks see it; they act at the end of each."""
     period = evaluations(spec) if callbacks_act_at_evaluations(spec) else None
-    return Period(spec.train.log_every_steps) if period is None else period
+    # The first of the periods that end with a row: an epoch, or the distance of rows.
+    return _rows(spec)[0] if period is None else period
 
 
 def needs_examples(spec: RunSpec) -> bool:

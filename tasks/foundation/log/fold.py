@@ -391,6 +391,7 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
         initialized_from=_weights(commit_of(history.commits[0])) if history.commits else (),
         segments=history.segments,
         row=history.rows[-1] if history.rows else None,
+        partial=history.partial,
         evaluation=LastEvaluation.of(history.evaluations[-1]) if history.evaluations else None,
         test=LastEvaluation.of(history.tests[-1]) if history.tests else None,
         undone_seconds=sum(
@@ -413,6 +414,7 @@ def _with_commit(totals: Totals, head: Head, body: Commit, time: str) -> Totals 
             "initialized_from": _weights(body) if head.tip is None else totals.initialized_from,
             "segments": totals.segments + body.ends_a_segment,
             "row": body.history[-1] if body.history else totals.row,
+            "partial": body.partial,
             "last_commit": time,
             "target": totals.target if body.target is None else body.target,
             "workers": added_stats(totals.workers, body.workers),

@@ -80,6 +80,11 @@ class History:
         return next((metadata for metadata in found if metadata is not None), {})
 
     @property
+    def partial(self) -> MetricRow | None:
+        """The metrics since the last row, as they were at the commit of the tip; no row."""
+        return commit_of(self.commits[-1]).partial if self.commits else None
+
+    @property
     def metric_names(self) -> list[str]:
         """All metrics of the curves, the loss first; the others keep their order."""
         rows = [*(row.metrics for row in self.rows), *(each.metrics for each in self.evaluations)]

@@ -236,11 +236,13 @@ def _refuse_hooks(callback: keras.callbacks.Callback, spec: RunSpec, reference: 
         raise ModelError(f"{reference}: callback {name} has {hook}: it is never called; use on_epoch_end")
     if spec.train.log_every_steps == 1 or getattr(callback, _ANY_PACE, False):
         return
+    every = spec.train.log_every_steps
+    pace = "once an epoch" if every is None else f"once for train.log_every_steps = {every} steps"
     for hook in own_hooks(callback, _BATCH_HOOKS):
         raise ModelError(
             message(
                 f"{reference}: callback {name} has {hook}: steps run inside one compiled loop, so it is called at each "
-                f"logged row only, once for train.log_every_steps = {spec.train.log_every_steps} steps",
+                f"logged row only, {pace}",
                 hints=[
                     f"if that is often enough, set {_ANY_PACE} = True on the callback; its logs are the row's metrics",
                     "or use on_epoch_end, or train.log_every_steps: 1, which is slower",
@@ -251,13 +253,15 @@ def _refuse_hooks(callback: keras.callbacks.Callback, spec: RunSpec, reference: 
 
 
 def _called_words(callback: keras.callbacks.Callback, spec: RunSpec) -> str:
-    every = spec.train.log_every_steps
-    when = f"each logged row (train.log_every_steps = {every})"
+    every, at_epochs = spec.train.log_every_steps, spec.train.epochs is not None
+    at = f"each logged row (train.log_every_steps = {every})"
     if callbacks_act_at_evaluations(spec):
-        when = "each epoch" if spec.evaluate.every else f"each evaluation ({spec.evaluate.every_steps} steps)"
-    words = f"called at {when}, which ends its epoch" if when != "each epoch" else "called at the end of each epoch"
+        at_epochs, at = spec.evaluate.every is not None, f"each evaluation ({spec.evaluate.every_steps} steps)"
+    words = "called at the end of each epoch" if at_epochs else f"called at {at}, which ends its epoch"
     if own_hooks(callback, _BATCH_HOOKS):
-        words += f"; its batch hooks every {every} steps" if every > 1 else "; its batch hooks at each step"
+        paces = [] if every is None else [f"every {every} steps" if every > 1 else "at each step"]
+        paces += ["at the end of each epoch"] if spec.train.epochs is not None and every != 1 else []
+        words += f"; its batch hooks {' and '.join(paces)}"
     return words
 
 
@@ -423,15 +427,20 @@ def require_monitors(
             trained.require_number(monitor, f"{asked_by}, which")
             if monitor.startswith("val_"):
                 tested.require_number(monitor.removeprefix("val_"), f"{asked_by}, which", prefix="val_")
-            remedy = ""
-            if monitor.startswith("val_") and not callbacks_act_at_evaluations(spec):
-                remedy = (
-                    "; for validation metrics, set evaluate.every or evaluate.every_steps, and a "
-                    "data.validation_fraction above 0"
-                )
+            remedy = _validation_remedy(spec) if monitor.startswith("val_") else ""
             raise ModelError(f"{asked_by}; the available metrics are {', '.join(received)}{remedy}")
         if isinstance(callback, MonitorCallback):
             mode_of(callback, model, reference)
+
+
+def _validation_remedy(spec: RunSpec) -> str:
+    """What this run file needs so that callbacks receive validation metrics; "" if they do."""
+    needs = [] if spec.data.has_validation else ["data.validation, or a data.validation_fraction above 0"]
+    periodic = spec.evaluate.every is not None or spec.evaluate.every_steps is not None
+    # With epochs and validation examples, each epoch ends with an evaluation unless the run file says otherwise.
+    if not periodic and (spec.train.epochs is None or spec.data.has_validation):
+        needs.append("evaluate.every: epoch, or evaluate.every_steps")
+    return f"; for validation metrics, set {'; and '.join(needs)}" if needs else ""
 
 
 def require_learning_rate(callbacks: Iterable[keras.callbacks.Callback], spec: RunSpec) -> None:

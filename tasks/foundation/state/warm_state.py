@@ -22,7 +22,8 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
 from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.model.build import RandomStates, preserved_global_state
+from tasks.foundation.model.build import RandomStates, preserved_global_state, preserved_random_states
+from tasks.foundation.model.metrics import Results, read_results
 from tasks.foundation.model.model_identity import (
     PythonAttributes,
     require_recorded_contents,
@@ -285,3 +286,13 @@ class HeldValues:
         """Give every variable the value that it had."""
         for part, value in self._values:
             part.assign(value)
+
+
+def peek_results(state: TrainState) -> Results:
+    """Read all metrics at any step, and change nothing: what the code of one changes when it is read is put back."""
+    held = HeldValues(leaf for leaf in state.leaves if leaf.seed or leaf.path.startswith("metrics/"))
+    try:
+        with preserved_random_states():
+            return read_results(state.model, state.accelerator.strategy, state.returned)
+    finally:
+        held.put_back()

@@ -234,7 +234,8 @@ class Console:
             case Committed():
                 self._committed_at = self._clock()
                 path = checkpoint_name(event.path) if self._terminal else event.path
-                words = (f"step {event.step}", "committed", path, metric_words(event.metrics), size_words(event.size))
+                metrics = metric_words(event.metrics) + (" (partial)" if event.partial else "")
+                words = (f"step {event.step}", "committed", path, metrics, size_words(event.size))
                 self._line("  ".join(filter(None, words)), GOOD)
             case Evaluated():
                 examples = counted(event.examples, f"{event.on} example")
@@ -265,7 +266,8 @@ class Console:
 
     def _facts(self, event: Training, rate: str, epoch: str, *, beside: int) -> str:
         """As much of what is known as the terminal has room for; `beside` columns are for the rest of the bar."""
-        loss = self._value("loss")
+        # Where rows are far apart, as at the ends of long epochs, that of the newest would be old.
+        loss = self._value("loss") if event.loss is None else f"loss {number_words(event.loss)}"
         first = self._value(next((name for name in self._metrics if name != "loss"), ""))
         age = "" if self._committed_at is None else f"commit {duration_words(self._clock() - self._committed_at)} ago"
         facts = [f"{event.step}/{event.target}", epoch, loss, first, rate, age]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.messages import masked
 
 
@@ -61,7 +62,8 @@ class Training:
 
     step: int
     target: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the newest row
+    loss: float | None = None  # mean since that row, of this host's replicas; None if the step returns none
     examples_per_second: float
     input_wait_seconds: float = 0.0  # waiting for batches since the previous event
     epoch: float | None = None  # epochs that are done
@@ -70,12 +72,25 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint is in the log; `size` is in bytes."""
+    """A checkpoint is in the log; `size` is in bytes, and `metrics` are those of the newest row in it, or partial."""
 
     step: int
     path: str
     size: int
     metrics: Mapping[str, float]
+    partial: bool = False  # the metrics are those since the newest row, and no row
+
+    @classmethod
+    def of(cls, body: Commit) -> "Committed":
+        """Return the event of an entry."""
+        made, row = body.checkpoint, body.history[-1] if body.history else body.partial
+        return cls(
+            step=made.step,
+            path=made.path,
+            size=made.size,
+            metrics={} if row is None else row.metrics,
+            partial=row is not None and not body.history,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

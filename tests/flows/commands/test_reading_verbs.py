@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
+from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.log.appends import quarantine
 from tests.support.fake_run import FakeRun
 
@@ -185,6 +186,17 @@ def test_status_says_epochs_and_counts_one_of_a_thing(tmp_path: Path, capsys: py
     assert re.search(r"^validation +accuracy 0.5  \(1 example, step 100\)$", out, re.MULTILINE)
     assert main(["log", run.address]) == 0
     assert "(1 validation example)" in capsys.readouterr().out
+
+
+def test_metrics_after_the_newest_row_are_partial(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.commit(318, partial=MetricRow(step=318, metrics={"loss": 0.25}))
+    assert main(["status", run.address]) == 0
+    assert re.search(r"^partial +loss 0.25  \(step 318, since step 300\)$", capsys.readouterr().out, re.MULTILINE)
+    assert as_json(capsys, "status", run.address)["partial"]["metrics"] == {"loss": 0.25}
+    assert main(["log", run.address]) == 0
+    assert "loss 0.25 (partial)" in capsys.readouterr().out
+    run.train(400)
+    assert as_json(capsys, "status", run.address)["partial"] is None
 
 
 def test_watched_status_is_shown_until_it_is_interrupted(

@@ -20,7 +20,7 @@ from flows.proof.choose import (
 from flows.proof.receipt import environment_differences
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.run_spec import next_border
+from tasks.foundation.contracts.run_spec import next_border, with_examples
 from tasks.foundation.errors import InvalidInput
 from tests.support.fake_executions import ENVIRONMENT, small_run_file
 from tests.support.fake_run import FakeRun
@@ -81,6 +81,26 @@ def test_distance_of_rows_is_that_of_the_log(tmp_path: Path, rows: tuple[int, ..
     run = FakeRun(tmp_path).train(40)
     spec = load_run_file(run.run_file(), ["train.log_every_steps=10"]).spec
     assert logged_settings(spec, stretch_with(run, rows)) == settings
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "settings"),
+    [
+        ((25,), "train.epochs=4", ()),  # 25 steps an epoch, from step 0 to 40
+        ((10, 20, 25, 30, 40), "train.epochs=4", ("train.log_every_steps=10",)),
+        ((10, 20, 30, 40), "train.epochs=4", ("train.epochs=null", "train.steps=100", "train.log_every_steps=10")),
+        ((), "train.epochs=4", ("train.epochs=null", "train.steps=100", "train.log_every_steps=null")),
+        ((25,), "train.steps=90", ("train.steps=null", "train.epochs=4", "train.log_every_steps=null")),
+    ],
+)
+def test_rows_of_epochs_are_those_of_the_log(
+    tmp_path: Path, rows: tuple[int, ...], target: str, settings: tuple[str, ...]
+) -> None:
+    run = FakeRun(tmp_path).train(40)
+    unit = ["train.steps=null"] if "epochs" in target else []
+    spec = with_examples(load_run_file(run.run_file(), [*unit, target]).spec, 25 * 32)
+    kept = [] if len(settings) < 2 else ["evaluate.every=epoch" if "epochs" in target else "evaluate.every=null"]
+    assert logged_settings(spec, stretch_with(run, rows)) == (*settings, *kept)
 
 
 def test_rows_of_a_stretch_come_from_its_commits(tmp_path: Path) -> None:

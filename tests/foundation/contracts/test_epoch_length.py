@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.run_spec import EpochLength, Period
+from tasks.foundation.contracts.run_spec import EpochLength, Period, RunSpec, is_row_due, next_row
 
 SIZES = st.integers(1, 300)
 PERIODS = st.builds(Period, SIZES, st.integers(1, 40))
@@ -35,6 +35,25 @@ def test_period_ends_with_its_last_example(period: Period, number: int) -> None:
 def test_period_of_steps_ends_at_its_multiples(steps: int, step: int) -> None:
     assert Period(steps).ends_at(step) == (step % steps == 0)
     assert Period(steps).next_end(step) == (step // steps + 1) * steps
+
+
+@settings(max_examples=60, derandomize=True)
+@given(examples=SIZES, batch=st.integers(1, 40), every=st.none() | st.integers(1, 20), step=st.integers(0, 200))
+def test_epochs_end_with_rows_whatever_the_target(examples: int, batch: int, every: int | None, step: int) -> None:
+    counted = {"global_batch_size": batch, "log_every_steps": every, "epoch_examples": examples}
+    data = {"source": "digits"}
+    short, long, in_steps = (
+        RunSpec.model_validate(
+            {"run": "a", "storage": "b", "data": data, "model": "m.py:f", "train": {**counted, **target}}
+        )
+        for target in ({"epochs": 1}, {"epochs": 1000}, {"steps": 7})
+    )
+    at_multiple, at_epoch = (each.ends_at(step) for each in (Period(every or 50), Period(examples, batch)))
+    assert is_row_due(in_steps, step) == at_multiple
+    assert is_row_due(short, step) == is_row_due(long, step) == (at_epoch or (every is not None and at_multiple))
+    assert is_row_due(short, short.train.target)
+    for spec in (short, in_steps):
+        assert next_row(spec, step) == next(at for at in range(step + 1, step + 400) if is_row_due(spec, at))
 
 
 def test_epoch_without_whole_batches_ends_in_a_batch() -> None:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -372,6 +372,29 @@ def test_a_good_file_is_read_with_defaults(tmp_path: Path, monkeypatch: pytest.M
     assert read.spec.train.log_every_steps == 50
     assert read.spec.checkpoint.keep_best is not None
     assert read.spec.checkpoint.keep_best.mode == "max"
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "evaluate", "every"),
+    [
+        ({"validation_fraction": 0.1}, {"epochs": 3}, None, "epoch"),
+        ({"validation": {"source": "digits"}}, {"epochs": 3}, {}, "epoch"),
+        ({"validation_fraction": 0}, {"epochs": 3}, None, None),
+        ({"validation_fraction": 0.1}, {"epochs": 3}, {"every": None}, None),
+        ({"validation_fraction": 0.1}, {"epochs": 3}, {"every_steps": None}, None),
+        ({"validation_fraction": 0.1}, {"epochs": 3}, {"every_steps": 7}, None),
+        ({"validation_fraction": 0.1}, {"steps": 3}, None, None),
+    ],
+)
+def test_epochs_are_evaluated_unless_the_file_says_more(
+    data: dict[str, Any], train: dict[str, Any], evaluate: dict[str, Any] | None, every: str | None
+) -> None:
+    values = {"run": "a", "storage": "b", "model": "m.py:f", "data": {"source": "digits", **data}}
+    values |= {"train": {"global_batch_size": 8, **train}} | ({} if evaluate is None else {"evaluate": evaluate})
+    spec = RunSpec.model_validate(values)
+    assert spec.evaluate.every == every
+    assert spec.train.log_every_steps == (50 if "steps" in train else None)
+    assert RunSpec.model_validate_json(spec.to_json()) == spec, "JSON does not say what was left out"
 
 
 def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:

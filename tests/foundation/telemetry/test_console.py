@@ -113,6 +113,17 @@ def test_bar_shows_what_the_terminal_has_room_for(columns: int, facts: str, monk
     assert max(map(len, bars)) <= columns
 
 
+def test_bar_shows_the_loss_since_the_newest_row() -> None:
+    events = (
+        Training(step=7, target=900, examples_per_second=1.0, loss=0.75),
+        Training(step=8, target=900, examples_per_second=1.0, loss=0.5, metrics={"loss": 2.0, "accuracy": 0.25}),
+    )
+    plain = CONTROL.sub("", emitted(Terminal(), *events))
+    assert "7/900  loss 0.75" in plain
+    assert "8/900  loss 0.5  accuracy 0.25" in plain
+    assert "loss 0.5" not in emitted(io.StringIO(), *events), "lines are rows"
+
+
 def test_bar_says_each_segment_and_keeps_its_speed() -> None:
     with Console(Terminal()) as console:
         known = []
@@ -153,6 +164,16 @@ def test_console_has_no_colors_unless_wanted(variable: str, monkeypatch: pytest.
     assert "\x1b[32m" in emitted(Terminal(), commit)
     monkeypatch.setenv(variable, "1" if variable == "NO_COLOR" else "0")
     assert "\x1b[32m" not in emitted(Terminal(), commit)
+
+
+def test_commit_between_rows_shows_the_partial_metrics() -> None:
+    commits = (
+        Committed(step=60, path=PATH, size=1, metrics={"loss": 0.25}),
+        Committed(step=68, path=PATH, size=1, metrics={"loss": 0.5}, partial=True),
+    )
+    first, second = emitted(io.StringIO(), *commits).splitlines()
+    assert "partial" not in first
+    assert "loss 0.5 (partial)  " in second
 
 
 def test_pipe_gets_metrics_at_log_steps_only() -> None:
