@@ -125,7 +125,8 @@ class Comparison:
         return cls(
             runs=tuple(runs),
             settings=settings,
-            changed=dict(_changed(runs, settings, code)),
+            changed=dict(_changed(runs, settings, code))
+            or {key: list(map(value_text, settings[key])) for key in settings},
             code=code,
             equal=dict(_equal(runs, settings)),
         )
@@ -232,8 +233,14 @@ def _changed(
         values = [value_of(run) for run in runs]
         if any(key.startswith(keys) for key in settings) and len(set(values)) > 1:
             yield words, [value or "not known" for value in values]
-    if code:
-        yield "code", ["", *(", ".join(each.counts for each in code if each.run == run.name) for run in runs[1:])]
+    files = [", ".join(each.counts for each in code if each.run == run.name) for run in runs]
+    digests = [found for key, found in settings.items() if key.startswith("model.code")]
+    said = [
+        text or ("differs" if any(found[place] != found[0] for found in digests) else "")
+        for place, text in enumerate(files)
+    ]
+    if any(said):
+        yield "code", said
     yield from _architecture(runs[0], {key: found for key, found in settings.items() if key.startswith("model.config")})
     same_optimizer = len({_optimizer(run) for run in runs}) == 1
     for key, found in settings.items():

@@ -128,6 +128,16 @@ def test_edited_learning_rate_is_one_row_and_its_line(tmp_path: Path, capsys: py
     assert re.search(r"<summary>\d+ equal values</summary><pre>[^<]*compile.loss: mse\n", html)
 
 
+def test_code_that_homes_do_not_have_differs_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        FakeRun(tmp_path, name, identity={"model.code": {"a": name}, "model.signature": name})
+        for name in ("one", "two")
+    ]
+    assert re.search(r"^code +differs$", compare_edited(capsys, *runs), re.MULTILINE)
+    runs = [FakeRun(tmp_path, name, identity={"model.signature": name}) for name in ("three", "four")]
+    assert re.search(r"^model.signature +three +four$", compare_edited(capsys, *runs), re.MULTILINE)
+
+
 def test_other_architecture_is_named_by_layer_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = compare_edited(capsys, edited(tmp_path, "one"), edited(tmp_path, "two", units=16))
     assert re.search(r"^parameters +80 +160$", text, re.MULTILINE)
