@@ -148,17 +148,18 @@ CHANGED: dict[str, tuple[tuple[str, str], list[str], list[str]]] = {
         ("x * 2.0", "x * 3.0"),
         [],
         [
-            "  model.code.model.Block changed\n",
+            "  model.code.model.Block: changed\n",
             "  model.py:7, in Block.call:\n    - return x * 2.0\n    + return x * 3.0\n",
             "baton run {file} {typed} --accept model.code\n",
             "--as NEW && baton run {file} {typed} --set run=NEW --accept model.code\n",
+            "baton run {file} {typed} --set run=NEW (with",
         ],
     ),
     "a callback": (
         ("== 3", "== 4"),
         [],
         [
-            "train.callbacks.code.model.Stop changed\n  model.py:12, in Stop.on_epoch_end:\n",
+            "train.callbacks.code.model.Stop: changed\n  model.py:12, in Stop.on_epoch_end:\n",
             "baton run {file} {typed} --accept callbacks\n",
         ],
     ),

@@ -105,8 +105,8 @@ def test_changed_identity_is_a_list_of_differences() -> None:
             f"--set run=NEW {keys}"
         ),
         (
-            "hint: or start a new run: baton run FILE --set run=NEW; with the weights of this one, add "
-            "--set init.weights=/runs/iris"
+            "hint: or start a new run: baton run FILE --set run=NEW (with the weights of this one: add "
+            "--set init.weights=/runs/iris)"
         ),
     ]
 

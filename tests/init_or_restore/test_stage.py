@@ -122,7 +122,7 @@ def test_another_run_of_the_same_name_is_refused(lab: Lab, change: str) -> None:
             "layers.py",
             "return x + keras.random.normal(ops.shape(x), seed=self.seeds)",
             "return x",
-            "SeededNoise changed",
+            "SeededNoise: changed",
         ),
         ("model.py", 'activation="tanh"', 'activation="relu"', "activation: tanh -> relu"),
     ],

@@ -603,7 +603,7 @@ def test_other_steps_of_rows_have_the_same_callbacks(tmp_path: Path) -> None:
         train_to(Run.open(rows), Goal.of(rows.spec, until_step=4), telemetry=EventRecorder())
         forget()
         changed = run_file(tmp_path, rows.spec.run, "train.log_every_steps=2", callbacks=callbacks, every=every)
-        with pytest.raises(IdentityChanged, match=r"train\.callbacks\.train\.log_every_steps: 4 -> 2"):
+        with pytest.raises(IdentityChanged, match=r"  train\.log_every_steps: 4 -> 2"):
             train(changed)
 
 

@@ -502,9 +502,9 @@ def _words_of_digests(key: str, old: Any, new: Any) -> str:
         return f"{key}: {_DIGESTED[key]} ({old[:8]} -> {new[:8]})"
     digests = [isinstance(each, str) and _DIGESTS.fullmatch(each) is not None for each in (old, new)]
     if all(digests):
-        return f"{key} changed"
+        return f"{key}: changed"
     if any(digests) and _ABSENT in {old, new}:
-        return f"{key} is {'new' if old == _ABSENT else 'gone'}"
+        return f"{key}: {'new' if old == _ABSENT else 'gone'}"
     return ""
 
 
@@ -651,7 +651,7 @@ def _ways_on(found: Sequence[Difference], home: str, *, before_imports: bool) ->
     return [
         f"or continue with the change from the newest checkpoint: baton run FILE {accept}",
         f"or try the change in a copy of the run: {copied}",
-        f"or start a new run: baton run FILE --set run=NEW; with the weights of this one, add {weights}",
+        f"or start a new run: baton run FILE --set run=NEW (with the weights of this one: add {weights})",
     ]
 
 
@@ -659,12 +659,17 @@ def _way_back(found: Sequence[Difference], *, code_is_shown: bool) -> str:
     """How to continue the run as it was."""
     if any(each.of in {CONTENTS, TRANSFORM_CONTENTS} for each in found):
         return "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
+    added = [each.key for each in found if each.of == _OPTIONS and each.recorded == _ABSENT]
+    out = f"leave {', '.join(added)} out" if added else ""
     back = list(dict.fromkeys(filter(None, (each.override_back for each in found))))
     if back:
         lines = ", ".join(each.replace("=", ": ", 1) for each in back)
         sets = " ".join(f"--set {shlex.quote(each)}" for each in back)
         code = "the lines with -, and " if code_is_shown else ""
-        return f"restore {code}{lines} in the run file, or for this command: baton run FILE {sets}"
+        before = f"{out}, and " if out else ""
+        return f"{before}restore {code}{lines} in the run file, or for this command: baton run FILE {sets}"
+    if out:
+        return out
     if code_is_shown:
         return "restore the lines with - in place of those with +"
     return "restore the run file, the code and the data as they were"

@@ -156,7 +156,7 @@ def test_a_refusal_shows_the_function_whose_digest_differs(tmp_path: Path) -> No
         require(tmp_path, saved, spec, {"model.code": {"model.Block": "b" * 16}})
     assert str(refused.value).split("\n")[:6] == [
         "/runs/r was started with other settings, data or code",
-        "  model.code.model.Block changed",
+        "  model.code.model.Block: changed",
         "  model.py:19, in Block.call:",
         "    - return x * 2.0",
         "    + return x * 3.0",
