@@ -282,29 +282,18 @@ def labels_of(model: keras.Model, batch: Sequence[Any]) -> _Labels | None:
     return labels if labels == "one-hot" or shape[1:] in {(), (1,)} else None
 
 
-class Confusion:
-    """Counts the examples by label and predicted class.
+class _Classes:
+    """Predicts the classes of examples, and adds something up of them and of the labels."""
 
-    The result has a row for each label and a column for each prediction; None if the model has another number of
-    outputs than a classifier of at most `MOST_CLASSES` classes. Each example counts 1, whatever its sample weight.
-    """
-
-    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels) -> None:
-        """Create the counts; nothing is traced yet.
-
-        Args:
-            model: a built and compiled model.
-            strategy: the strategy in whose scope it was built.
-            labels: see `labels_of`.
-        """
+    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels, shape: tuple[int, ...]) -> None:
         self._model = model
         self._labels = labels
         # Keras's own binary accuracy asks for more than one half of a probability.
         self._threshold = 0.0 if getattr(model.loss, "from_logits", False) else _HALF
         self._classes: int | None = None
         with strategy.scope():
-            self._counts = tf.Variable(
-                tf.zeros((MOST_CLASSES, MOST_CLASSES), tf.int64),
+            self._sums = tf.Variable(
+                tf.zeros(shape, tf.int64),
                 trainable=False,
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.SUM,
@@ -322,15 +311,12 @@ class Confusion:
         self._count(y, keras.Model.predict_step(self._model, tuple(batch)))
 
     def reset(self) -> None:
-        """Set all counts to 0."""
-        self._counts.assign(tf.zeros_like(self._counts))
+        """Begin anew."""
+        self._sums.assign(tf.zeros_like(self._sums))
 
-    def take(self) -> Counts | None:
-        """The counts of all replicas."""
-        if self._classes is None:
-            return None
-        counts = tf.convert_to_tensor(self._counts).numpy()[: self._classes, : self._classes]
-        return tuple(tuple(int(number) for number in row) for row in counts)
+    def _add(self, label: Any, predicted: Any) -> None:
+        """Add up a replica's batch: two vectors of classes."""
+        raise NotImplementedError
 
     @not_converted
     def _count(self, y: Any, outputs: Any) -> None:
@@ -347,7 +333,50 @@ class Confusion:
         else:
             return
         self._classes = max(2, outputs.shape[1])
-        rows, columns = (
-            tf.one_hot(tf.cast(tf.reshape(each, (-1,)), tf.int32), MOST_CLASSES) for each in (label, predicted)
-        )
-        self._counts.assign_add(tf.cast(tf.matmul(rows, columns, transpose_a=True), tf.int64))
+        self._add(*(tf.cast(tf.reshape(each, (-1,)), tf.int32) for each in (label, predicted)))
+
+
+class Confusion(_Classes):
+    """Counts the examples by label and predicted class.
+
+    The result has a row for each label and a column for each prediction; None if the model has another number of
+    outputs than a classifier of at most `MOST_CLASSES` classes. Each example counts 1, whatever its sample weight.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels) -> None:
+        """Create the counts; nothing is traced yet.
+
+        Args:
+            model: a built and compiled model.
+            strategy: the strategy in whose scope it was built.
+            labels: see `labels_of`.
+        """
+        super().__init__(model, strategy, labels, (MOST_CLASSES, MOST_CLASSES))
+
+    def take(self) -> Counts | None:
+        """The counts of all replicas."""
+        if self._classes is None:
+            return None
+        counts = tf.convert_to_tensor(self._sums).numpy()[: self._classes, : self._classes]
+        return tuple(tuple(int(number) for number in row) for row in counts)
+
+    def _add(self, label: Any, predicted: Any) -> None:
+        rows, columns = (tf.one_hot(each, MOST_CLASSES) for each in (label, predicted))
+        self._sums.assign_add(tf.cast(tf.matmul(rows, columns, transpose_a=True), tf.int64))
+
+
+class Predictions(_Classes):
+    """The label and the predicted class of each example of one batch, which one replica gets."""
+
+    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels, examples: int) -> None:
+        """Like `Confusion`, for a batch of `examples`."""
+        super().__init__(model, strategy, labels, (2, examples))
+
+    def take(self) -> list[tuple[int, int]]:
+        """A pair for each example; empty if the model is not understood, see `Confusion`."""
+        if self._classes is None:
+            return []
+        return [(int(label), int(predicted)) for label, predicted in tf.convert_to_tensor(self._sums).numpy().T]
+
+    def _add(self, label: Any, predicted: Any) -> None:
+        self._sums.assign(tf.cast(tf.stack([label, predicted]), tf.int64))

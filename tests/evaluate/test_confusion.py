@@ -1,5 +1,6 @@
 """The confusion matrix counts every validation example once, and changes nothing."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tasks.evaluate.evaluator import MOST_CLASSES, Confusion, Counts, Evaluator, labels_of
 from tasks.evaluate.report.page import write_report
+from tasks.evaluate.stage import as_people_see_them
 from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.placement import AcceleratorSpec
@@ -19,7 +21,7 @@ from tasks.foundation.model.randomness import StepDraws
 from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.storage.local import LocalStorage
 from tests.evaluate.test_stage import MODEL, examples, lab_at, run_of, saved
-from tests.support.lab import Lab, in_fresh_process, lab_of
+from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 losses = keras.losses
 EXAMPLES, CLASSES = 23, 4
@@ -168,6 +170,61 @@ def test_matrix_of_a_run_and_its_report(lab: Lab, monkeypatch: pytest.MonkeyPatc
     assert "Validation examples at step 3: a row for each label, a column for each predicted class." in page
     assert f"{right} of {total} are predicted right." in page
     assert page.index("<h2>Evaluations on") < page.index("<h2>Confusion matrix") < page.index("<h2>Environment")
+
+
+IMAGES = """
+import numpy as np
+
+def load(form, examples=40):
+    draw = np.random.default_rng(3)
+    for number in range(examples):
+        yield draw.integers(0, 256, (6, 4, 3), dtype=np.uint8), np.int64(number % 3)
+"""
+MODEL_OF_IMAGES = """
+def images():
+    x = keras.Input((6, 4, 3))
+    flat = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(x))
+    model = keras.Model(x, keras.layers.Dense(3, name="out")(flat))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+"""
+
+
+def test_samples_show_examples_as_they_are_and_what_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DatasetManifest, "class_names", ("cat", "dog", "<owl>"))
+    lab = lab_of(tmp_path, MODEL_OF_IMAGES)
+    (lab.code / "data.py").write_text(IMAGES, encoding="utf-8")
+    spec = spec_of("images", train__steps=3, evaluate__samples=5)
+    tip = lab.train_and_commit(spec, 3).tip
+    assert tip is not None
+    before = lab.evaluate(spec, tip)
+    assert lab.evaluate(spec, tip, confusion_matrix=True) == before == lab.evaluate(spec, tip)
+    warm = PROCESS_STATE.kept
+    assert warm is not None
+    assert warm.state.digest().root == tip.state_digest
+    weights = saved(lab, spec, tip, "model/out/{}/")
+    x, y = (np.asarray(part[:5]) for part in zip(*examples(lab, spec), strict=True))
+    predicted = (x.reshape(5, -1) / np.float32(255) @ weights["kernel"] + weights["bias"]).argmax(axis=1)
+    samples = read(lab, spec, tip).samples
+    assert [(each.label, each.predicted) for each in samples] == list(zip(y.tolist(), predicted.tolist(), strict=True))
+    shown = [tf.io.decode_png(base64.b64decode(each.png)).numpy() for each in samples]
+    np.testing.assert_array_equal(shown, x)
+    write_report(lab.log(spec), title="x")
+    page = lab.home(spec).read("report/index.html").decode()
+    table = page[page.index("<h2>Predictions</h2>") : page.index("<h2>Environment")]
+    assert table.count('<img alt="the example" src="data:image/png;base64,') == 5
+    assert table.count("&lt;owl&gt;") == int((y == 2).sum() + (predicted == 2).sum())
+
+
+def test_texts_are_shown_and_other_inputs_are_not() -> None:
+    texts = tf.constant([["good\nfilm"], ["its token=abcdefgh12345678"]])
+    assert as_people_see_them(texts) == [("text", "good\nfilm"), ("text", "its token=***")]
+    for other in ({"a": texts}, tf.constant([["a", "b"]]), tf.zeros((2, 6)), tf.zeros((2, 4, 4, 5))):
+        assert as_people_see_them(other) == []
+    ((kind, _),) = as_people_see_them(tf.zeros((1, 300, 100)))
+    assert kind == "png"
 
 
 @pytest.mark.slow

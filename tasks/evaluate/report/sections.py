@@ -77,6 +77,7 @@ class Cell:
         sort: what the column is sorted by, if not by the text.
         share: length of a bar after the text, from 0 to 1; None: no bar.
         bar: CSS class of the bar's color.
+        png: a picture before the text, in base64.
     """
 
     text: str = ""
@@ -88,6 +89,7 @@ class Cell:
     sort: float | None = None
     share: float | None = None
     bar: Literal["training", "kill", "quiet"] = "quiet"
+    png: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +386,26 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
         note=f"Validation examples at step {matrix.step:,}: a row for each label, a column for each predicted class. "
         f"{right:,} of {total:,} are predicted right. Sample weights do not count.",
     )
+    if matrix.samples:
+        yield Section(
+            heading="Predictions",
+            table=Table(
+                headings=("example", "label", "predicted"),
+                rows=[
+                    [
+                        Cell(each.text, "wrap", png=each.png),
+                        _class_cell(each.label, names),
+                        _class_cell(each.predicted, names, wrong=each.predicted != each.label),
+                    ]
+                    for each in matrix.samples
+                ],
+            ),
+            note=f"The first validation examples, at step {matrix.step:,}; what is predicted wrong is bold.",
+        )
+
+
+def _class_cell(number: int, names: Sequence[str], *, wrong: bool = False) -> Cell:
+    return Cell(names[number] if number < len(names) else str(number), strong=wrong)
 
 
 def _cells(counts: tuple[int, ...], label: int) -> Iterator[Cell]:

@@ -247,6 +247,17 @@ def confusion_path(checkpoint: str) -> str:
     return f"{CONFUSION}/{checkpoint.rpartition('/')[2]}.json"
 
 
+class SampledPrediction(Contract):
+    """A validation example, with its label and the class that is predicted."""
+
+    label: NonNegativeInt
+    predicted: NonNegativeInt
+    png: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*=*$")] = Field(
+        default="", description="the image as a PNG of at most 64 pixels a side, in base64; empty: the input is text"
+    )
+    text: str = ""
+
+
 class ConfusionMatrix(Contract):
     """How often a classifier takes one class for another, over the validation examples."""
 
@@ -257,6 +268,7 @@ class ConfusionMatrix(Contract):
         description="examples; a row for each label, a column for each predicted class"
     )
     class_names: tuple[str, ...] = Field(default=(), description="in the order of the counts; empty: not known")
+    samples: tuple[SampledPrediction, ...] = Field(default=(), description="the first examples, with evaluate.samples")
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:

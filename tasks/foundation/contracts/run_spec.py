@@ -495,6 +495,14 @@ class EvaluateSpec(Contract):
         "train.steps. null: only at the end",
     )
 
+    samples: Annotated[int, operational("says what the report shows")] = Field(
+        default=0,
+        ge=0,
+        le=32,
+        description="so many validation examples stand in the report with their label and what the last evaluation "
+        "predicts, if a classifier of at most 50 classes gets images or text; at most 32, 0: none",
+    )
+
     @model_validator(mode="after")
     def _one_cadence(self) -> Self:
         if self.every is not None and self.every_steps is not None:
