@@ -80,7 +80,6 @@ WITHIN_SENTENCES = {
     },
     "GUIDE.md": {
         "baton run": "test_guide.py",
-        "baton log": "test_reading_verbs.py",
         "baton prove": "test_own_model.py",
     },
     "deploy/README.md": {
