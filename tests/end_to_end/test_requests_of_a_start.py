@@ -12,8 +12,8 @@ from tests.support.sent_requests import requests_of
 pytestmark = pytest.mark.slow
 
 SEGMENTS = ["train.segment_steps=20", "checkpoint.keep_last=2", "checkpoint.every_seconds=null"]
-# What it downloads, and its signs of life: one a second at the beginning.
-_NOT_COUNTED = r"/checkpoints/[^/]+/ckpt\.|/datasets/[^/]+/[^/]+\.tfrecord"
+# What it downloads, and its signs of life: one a second at the beginning, with a look for a request of `baton profile`.
+_NOT_COUNTED = r"/checkpoints/[^/]+/ckpt\.|/datasets/[^/]+/[^/]+\.tfrecord|/profile\.json$"
 
 
 def before_first_checkpoint(sent: list[Sent]) -> list[Sent]:

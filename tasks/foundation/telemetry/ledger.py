@@ -169,7 +169,7 @@ class Ledger:
 
     Attributes:
         attempt: its id.
-        profiler: learns at each heartbeat of a trace that the home asks for.
+        profiler: learns at each heartbeat of a trace that the home asks for, once this process has trained a step.
     """
 
     def __init__(
@@ -195,6 +195,7 @@ class Ledger:
         """
         self.attempt = attempt or uuid.uuid4().hex
         self.profiler = Profiler()
+        self._has_trained = False
         self._whole_process = whole_process
         self._last_lines = last_lines
         self._usage: tuple[UsageSample, ...] = ()
@@ -282,6 +283,7 @@ class Ledger:
                     self._seconds[_TRAIN] -= waited
                     self._seconds[INPUT_WAIT] += waited
                     self._train_known = self._seconds[_TRAIN]
+                    self._has_trained = True
                     self._work.reached(step, self._seconds[_TRAIN])
             case Committed(step=step):
                 with self._lock:
@@ -389,7 +391,7 @@ class Ledger:
                 self._look_for_requests()
 
     def _look_for_requests(self) -> None:
-        if self._home is not None:
+        if self._home is not None and self._has_trained:
             within = self._opening.get("within")
             self.profiler.look(self._home, [self.attempt, within if isinstance(within, str) else None])
 
