@@ -397,7 +397,7 @@ def png(value: int) -> bytes:
 
 def as_told(folder: Path, message: str) -> None:
     """Make the change that a message says, by its lines."""
-    found = re.search(r"rename (\w+) to (\w+), and paste below it:\n", message)
+    found = re.search(r"rename (\w+) to (\w+) in data.py, and paste below it:\n", message)
     assert found is not None
     code = (folder / "data.py").read_text("utf-8").replace(f"def {found[1]}(", f"def {found[2]}(")
     pasted = textwrap.dedent(message.partition("paste below it:\n")[2].partition("\n  and name")[0])

@@ -429,7 +429,7 @@ def _use_loss_and_metrics(
         except ModelError as fault:
             # Only train_step knows how it uses y.
             if not (own_step and first_use.take() and metrics_are_built(model)):
-                raise ModelError(message(str(fault), hints=_outputs_hints(y, predictions))) from fault
+                raise ModelError(message(str(fault), hints=_labels_hints(model.loss, y, predictions))) from fault
     elif not metrics_are_built(model) and not (first_use.take() and metrics_are_built(model)):
         raise ModelError(
             f"{reference}: compile(metrics=…) needs metrics of model(x) and y, but the custom train_step uses its "
@@ -437,9 +437,19 @@ def _use_loss_and_metrics(
         )
 
 
-def _outputs_hints(y: Any, predictions: Any) -> list[str]:
-    """What to do if the labels of several outputs are numbers, which are read as one array."""
-    shape = tuple(getattr(y, "shape", ()))
+def _labels_hints(loss: Any, y: Any, predictions: Any) -> list[str]:
+    """What to do if the labels are missing, text, or in another form than the loss and the outputs."""
+    if y is None:
+        return ["the data has no labels; return x, y"]
+    if getattr(getattr(y, "dtype", None), "kind", "") == "O":
+        return ["y is text; number the classes: classes, y = np.unique(y, return_inverse=True)"]
+    shape, words = tuple(getattr(y, "shape", ())), str(getattr(loss, "name", loss)).lower()
+    if "categorical_crossentropy" in words and hasattr(predictions, "shape"):
+        outputs = tuple(predictions.shape)
+        if words.startswith("sparse") and shape == outputs:
+            return ["y has a column for each class; return y.argmax(axis=-1), or compile categorical_crossentropy"]
+        if not words.startswith("sparse") and shape in {outputs[:-1], (*outputs[:-1], 1)}:
+            return ["y has the number of a class; compile sparse_categorical_crossentropy"]
     if not isinstance(predictions, list | tuple | dict) or shape[1:] != (len(predictions),):
         return []
     named = isinstance(predictions, dict)

@@ -99,13 +99,14 @@ def refuse_several_sets(
         keys.append(f"{key}: {own}")
     text = [
         f"{reference}: returned {_words(sets)}; a function returns one set, and data.validation names the other one",
-        f"  rename {name} to {name}_sets, and paste below it:",
+        f"  rename {name} to {name}_sets in {module}, and paste below it:",
         *(f"    {line}".rstrip() for line in lines[1:]),
         "  and name them in the run file under data, in place of source and validation_fraction:",
         *(f"    {line}" for line in keys),
     ]
     hints = [_ONE_SET]
-    if isinstance(returned, tuple | list) and not any(is_dataset(each.content) for each in sets):
+    same = len({repr(each.shapes) for each in sets}) == 1  # others are no two examples of one form
+    if isinstance(returned, tuple | list) and same and not any(is_dataset(each.content) for each in sets):
         if all(isinstance(each, tuple) for each in returned):
             hints.append("or, if they are several inputs and outputs, return lists: return [x1, x2], [y1, y2]")
         hints.append(f"or, if they are {_items(returned)}, set data.batched: false")

@@ -112,6 +112,15 @@ BAD = {
         """,
         ["a.b.ATTRIBUTES/kernel cannot be stored in a checkpoint: its name contains .ATTRIBUTES", "rename its layer"],
     ),
+    "one output for each class, and the loss of one-hot labels": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "softmax")])
+            model.compile("sgd", "categorical_crossentropy")
+            return model
+        """,
+        ["y has the number of a class; compile sparse_categorical_crossentropy"],
+    ),
     "own step, unusable metrics": (
         """
         class Own(layers.Subclassed):
