@@ -45,7 +45,7 @@ _LONGEST = (
     "test_supervisor", "test_any_cut", "test_prefect", "test_callbacks", "test_prefect_ui", "test_multi_worker",
     "test_prefect_worker", "test_save_in_flight", "test_prove", "test_carried_changes", "test_built_images",
     "test_benchmarks", "test_chaos", "test_own_model", "test_rivals", "test_stops", "test_state_beside_variables",
-    "test_cloud_runs", "test_deploying", "test_data_forms", "test_hung_processes",
+    "test_cloud_runs", "test_deploying", "test_data_forms", "test_hung_processes", "test_guide",
 )  # fmt: skip
 
 
