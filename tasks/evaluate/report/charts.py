@@ -205,13 +205,20 @@ def curves_of(history: History, entries: Sequence[Entry], account: Account | Non
 
 
 def _metrics(history: History) -> Iterator[Chart]:
-    for name in history.metric_names:
+    partial = () if history.partial is None else history.partial.metrics
+    for name in dict.fromkeys([*history.metric_names, *partial]):
         yield metric_chart(name, [line_of(history, name)])
 
 
 def line_of(history: History, metric: str, run: str = "") -> Line:
     """The curves of one metric of one run, whose name is empty where only one run is shown."""
-    return Line(run=run, training=history.training_curve(metric), validation=history.validation_curve(metric))
+    partial = history.partial
+    return Line(
+        run=run,
+        training=history.training_curve(metric),
+        validation=history.validation_curve(metric),
+        partial=() if partial is None or metric not in partial.metrics else [(partial.step, partial.metrics[metric])],
+    )
 
 
 def metric_chart(name: str, lines: Sequence[Line]) -> Chart:

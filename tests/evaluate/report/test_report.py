@@ -38,6 +38,7 @@ from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.clock import NOON
+from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
 
 ENVIRONMENT = Environment(
@@ -391,6 +392,20 @@ def test_unusual_metric_values_are_drawn(run: Run, rows: list[dict[str, float]])
     assert drawn(page)
     assert not re.search(r'd="[^"]*(nan|inf)', page)
     assert ">nan<" in page
+
+
+def test_partial_window_stands_on_the_curves(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(50)
+    run.commit(68, partial=MetricRow(step=68, metrics={"loss": 0.25, "f1": 0.5}))
+    entries = tuple(run.log.entries(blocks="written"))
+    charts = {chart.caption: chart.curves for chart in curves_of(history_of(entries), entries, None).charts}
+    assert [(curve.kind, list(curve.points)) for curve in charts["loss"]] == [
+        ("training", [(50, 2.0)]),
+        ("partial", [(68, 0.25)]),
+    ]
+    assert [curve.kind for curve in charts["f1"]] == ["partial"]
+    write_report(run.log, title="digits")
+    assert "loss 0.25, f1 0.5 (partial)" in run.home.read("report/index.html").decode()
 
 
 def pictures(run: Run) -> dict[str, Element]:
