@@ -7,7 +7,7 @@ that state holds another checkpoint, the wanted one is restored into it.
 import base64
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -49,6 +49,15 @@ class _SeparateState:
     """A state for evaluations only, kept with the one that is trained."""
 
     warm: WarmState
+
+
+@dataclass(frozen=True, slots=True)
+class _Sets:
+    """The examples of each set, kept with the state: to trace how they are read takes longer than to read a few."""
+
+    storage: Storage
+    dataset: DatasetRef
+    made: dict[SetName, tuple[tf.data.Dataset, tf.data.Dataset | None]] = field(default_factory=dict)
 
 
 def take_state(recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> WarmState:
@@ -188,13 +197,8 @@ def _over_examples(
     spec, accelerator = warm.spec, warm.state.accelerator
     batch_size = spec.train.global_batch_size
     per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
-    # Each host reads its part of every global batch.
-    per_host = per_replica * len(accelerator.local_replicas)
     function, seed = warm.inputs.validation_function, spec.train.seed
-    full = set_batches(storage, dataset, on=on, batch_size=per_host, function=function, seed=seed)
-    full = full.shard(accelerator.hosts, accelerator.host)
-    if per_host > per_replica:
-        full = full.rebatch(per_replica, drop_remainder=True)
+    full, remainder = _set_of(warm, dataset, storage, on=on, per_replica=per_replica)
     with preserved_random_states(), warm.attributes_as_built():
         warm.seed_as_built()
         warm.state.draws.begin_evaluation(warm.state.step)
@@ -202,11 +206,36 @@ def _over_examples(
             warm.state.leaves,
             full=full,
             full_batches=0 if first is not None else dataset.examples_of(on) // batch_size,
-            remainder=set_remainder(storage, dataset, on=on, batch_size=batch_size, function=function, seed=seed)
+            remainder=remainder
             if first is None
             else set_batches(storage, dataset, on=on, batch_size=first, function=function, seed=seed).take(1),
             on=on,
         )
+
+
+def _set_of(
+    warm: WarmState, dataset: DatasetRef, storage: Storage, *, on: SetName, per_replica: int
+) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
+    """The full batches of a set for the replicas of this host, and the batch that is left, or None; kept in `_Sets`."""
+    sets, accelerator = warm.companion(_Sets), warm.state.accelerator
+    if sets is None or sets.storage is not storage or sets.dataset != dataset:
+        sets = _Sets(storage, dataset)
+        warm.keep_companion(sets)
+    if on not in sets.made:
+        function, train = warm.inputs.validation_function, warm.spec.train
+        # Each host reads its part of every global batch.
+        per_host = per_replica * len(accelerator.local_replicas)
+        with preserved_random_states():
+            warm.seed_as_built()
+            full = set_batches(storage, dataset, on=on, batch_size=per_host, function=function, seed=train.seed)
+            full = full.shard(accelerator.hosts, accelerator.host)
+            if per_host > per_replica:
+                full = full.rebatch(per_replica, drop_remainder=True)
+            left = set_remainder(
+                storage, dataset, on=on, batch_size=train.global_batch_size, function=function, seed=train.seed
+            )
+        sets.made[on] = full, left
+    return sets.made[on]
 
 
 def _evaluator_of(warm: WarmState, per_replica: int) -> Evaluator[dict[str, float]]:
