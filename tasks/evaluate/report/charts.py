@@ -316,7 +316,9 @@ def usage_pictures(records: Sequence[AttemptRecord]) -> Iterator[tuple[str, str]
         points: list[tuple[int, float]] = []
         for record, start in zip(sampled, starts, strict=True):
             points.append((int(start / seconds), value(record.usage[0])))  # a sample is of the time before it
-            points += [(int((start + each.seconds) / seconds), value(each)) for each in record.usage]
+            # A record may be of a clock that was set, or made to do harm.
+            ends = [int((start + min(each.seconds, _LONGEST_SECONDS)) / seconds) for each in record.usage]
+            points += zip(ends, map(value, record.usage), strict=True)
             points.append((points[-1][0], math.nan))
         curve = Curve(label=caption, kind="training", points=thinned(points, _MAX_PICTURE_POINTS))
         axis = f"{word} since the first start"
@@ -324,7 +326,7 @@ def usage_pictures(records: Sequence[AttemptRecord]) -> Iterator[tuple[str, str]
         yield _title(chart), svg_of(chart, Curves(charts=(chart,), clocks=(clock,)))
 
 
-_IN_SECONDS = 600
+_IN_SECONDS, _LONGEST_SECONDS = 600, 1e9
 _USED: Final[dict[tuple[str, str], Callable[[UsageSample], float]]] = {
     ("processors in use", ""): lambda each: each.cpu,
     ("memory in use", "GB"): lambda each: each.memory_bytes / 1e9,

@@ -644,7 +644,7 @@ def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
         if record.last_lines:
             host = words.get(record.host) or cut(record.host, _HOST_CHARACTERS)
             name = f"last lines of the attempt of {time_words(record.began)} on {host}, {_end_words(attempt, words)}"
-            texts.append((name, _with_host_words("\n".join(record.last_lines), words)))
+            texts.append((name, _with_host_words(cut_text("\n".join(record.last_lines)), words)))
         rows.append(
             [
                 Cell(time_words(record.began)),
