@@ -15,7 +15,7 @@ import yaml
 
 from flows.commands.main import main
 from tasks.evaluate.export import Loading
-from tasks.evaluate.export_target import require_free_target
+from tasks.evaluate.export_target import form_of, require_free_target
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.user_code import load_function
 from tests.support.lab import Lab, lab_of, restored, spec_of
@@ -319,3 +319,10 @@ def test_suggested_name_is_accepted(form: str, name: str, better: str, tmp_path:
         require_free_target(form, tmp_path / name)
     assert str(caught.value).endswith(f"; use {tmp_path / better}")
     require_free_target(form, tmp_path / better)
+    assert form_of(tmp_path / better) == form
+
+
+@pytest.mark.parametrize("name", ["model", "model.h5", "keras"])
+def test_name_that_says_no_form_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"--to {name}: the name does not say the format"):
+        form_of(Path(name))

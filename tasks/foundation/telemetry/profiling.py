@@ -123,7 +123,11 @@ class Profiler:
 
     def look(self, home: Storage, attempts: Sequence[str | None]) -> None:
         """Look whether the home asks one of these attempts for a trace."""
-        request = _read(home)
+        try:
+            request = _read(home)
+        except Exception as fault:  # noqa: BLE001 - the heartbeats go on
+            _LOGGER.debug("the request for a trace cannot be read: %s", fault)
+            return
         if request is not None and request.is_open and request.id != self._known:
             self._known = request.id
             if set(attempts) & set(request.attempts):

@@ -102,6 +102,19 @@ def test_only_the_processes_that_were_asked_answer(home: LocalStorage) -> None:
     assert list(home.files("")) == []
 
 
+def test_request_that_cannot_be_read_is_none(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write("profile.json", b"{")
+    profiler = Profiler()
+    profiler.look(home, ["a"])
+
+    def read(_home: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(profiling, "_read", read)
+    profiler.look(home, ["a"])
+    assert profiler.steps_left(1, home, EventRecorder()) == float("inf")
+
+
 def test_second_request_waits_for_the_first(home: LocalStorage) -> None:
     first = ProfileRequest(id="1", steps=3, attempts=("a",))
     home.write("profile.json", first.to_json())
