@@ -196,6 +196,9 @@ class _Tail:
 
     def add(self, text: str) -> None:
         """Take notice of what is written. A line that begins anew, as that of a progress bar, counts as it is last."""
+        if "\n" not in text and "\r" not in text:  # `print` writes each of its arguments
+            self._unfinished = f"{self._unfinished}{text}"[:_LINE_CHARACTERS]
+            return
         *lines, unfinished = f"{self._unfinished}{text}".split("\n")
         self._lines.extend(map(self._begun_last, lines))
         self._unfinished = self._begun_last(unfinished)
