@@ -137,7 +137,8 @@
         };
         if (kind === "training" && view.smoothing > 0) draw("faint line", values);
         draw({ validation: "joined", partial: "hollow" }[kind] ?? "line", shown);
-        if (kind === "validation" || (steps.length <= maxDots && !this.chart.zero)) draw("dots", shown);
+        const few = steps.length <= maxDots && !this.chart.zero && kind !== "partial";
+        if (kind === "validation" || few) draw("dots", shown);
       }
       this.hair = element("path", { class: "hair", d: "" });
       this.band = element("rect", { class: "band training", y: top, height: height - top - bottom, width: 0 });
