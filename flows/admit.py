@@ -20,7 +20,6 @@ from flows.result import RelayResult, result_of
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import Feature, Reading
-from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.contracts.identity import (
     CALLBACKS,
     identity_in_run_file,
@@ -30,7 +29,7 @@ from tasks.foundation.contracts.identity import (
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.errors import ModelError, RunAtWork, RunFileError, StorageError
+from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
 from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.hosts import OneHost, cluster_of, is_chief
@@ -40,8 +39,7 @@ from tasks.foundation.model.code_changes import (
     CodeChange,
     CodeReason,
     certain_changes,
-    code_changes,
-    read_saved_code,
+    changes_since_saved,
 )
 from tasks.foundation.model.code_digest import collect_code, require_savable, source_digest
 from tasks.foundation.telemetry.events import Note, Phase, Sink
@@ -470,11 +468,7 @@ def _changes_of_code(run: Run, head: Head | None) -> tuple[CodeChange, ...]:
     """What changed in the code beside the run file since the run saved it; nothing if the model is built elsewhere."""
     if head is None or "init_or_restore" in run.spec.stages.remote():
         return ()
-    saved = read_saved_code(run.home, head.identity.get(SAVED_CODE))
-    try:
-        return () if saved is None else code_changes(saved, run.spec, run.folder)
-    except ModelError:  # too large to be saved, or it cannot be read: importing it says what is wrong
-        return ()
+    return changes_since_saved(run.home, head.identity, run.spec, run.folder)
 
 
 def _places(changes: Sequence[CodeChange]) -> str:

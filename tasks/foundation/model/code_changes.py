@@ -100,6 +100,25 @@ def code_changes(saved: SavedCode, spec: RunSpec, folder: Path) -> tuple[CodeCha
     return tuple(found)
 
 
+def changes_since_saved(
+    home: Storage, recorded: Mapping[str, Any], spec: RunSpec, folder: Path
+) -> tuple[CodeChange, ...]:
+    """Return `code_changes` since the home of a run saved its code; nothing if the two cannot be compared.
+
+    Args:
+        home: the run's, which may be a stranger's.
+        recorded: the identity in the log.
+        spec: the run file.
+        folder: its folder.
+    """
+    saved = read_saved_code(home, recorded.get(SAVED_CODE))
+    try:
+        return () if saved is None else code_changes(saved, spec, folder)
+    # What is too large, nested too deeply or in no encoding is said where it matters, when the code is imported.
+    except (ModelError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A file: its syntax, and its lines without comments and docstrings."""
@@ -350,11 +369,5 @@ class CodeReason:
 
     def __call__(self, found: Sequence[Difference]) -> tuple[str, ...]:
         """The lines of a message; none if the home has no code, or none that differs."""
-        saved = read_saved_code(self.home, self.recorded.get(SAVED_CODE))
-        if saved is None:
-            return ()
-        try:
-            changes = code_changes(saved, self.spec, self.folder)
-        except ModelError:  # too large, or it cannot be read: the identity differs all the same
-            return ()
+        changes = changes_since_saved(self.home, self.recorded, self.spec, self.folder)
         return lines_of(reason_in_code(changes, found, self.spec, self.folder))

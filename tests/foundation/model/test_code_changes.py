@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
+from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, SavedFile, saved_code_path
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.model.code_changes import CodeReason, certain_changes, code_changes, lines_of
+from tasks.foundation.model.code_changes import (
+    CodeReason,
+    certain_changes,
+    changes_since_saved,
+    code_changes,
+    lines_of,
+)
 from tasks.foundation.storage.local import LocalStorage
 
 MODEL = '''
@@ -190,3 +196,13 @@ def test_what_may_build_the_same_model_is_no_change_for_certain(
     changes = code_changes(saved, spec, tmp_path)
     assert changes
     assert certain_changes(changes, IDENTITY, spec, tmp_path) == {}
+
+
+def test_a_home_whose_code_cannot_be_compared_changes_nothing(tmp_path: Path) -> None:
+    deep, spec = f"x = {'-' * 5000}1\n".encode(), spec_of()
+    (tmp_path / "model.py").write_bytes(deep + b"def build(): ...\n")
+    for file in (SavedFile.of("model.py", deep), SavedFile(path="model.py", base64="a")):
+        data = SavedCode(run_file=spec, files=(file,)).to_json()
+        home = LocalStorage(tmp_path / "home")
+        home.write(saved_code_path(data), data)
+        assert changes_since_saved(home, {SAVED_CODE: saved_code_path(data)}, spec, tmp_path) == ()
