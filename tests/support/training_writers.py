@@ -176,6 +176,9 @@ class _Trainer:
         self.state, self.accelerator, self.traced = self, OneHost(), None
         self.cadence = SimpleNamespace(processed=None, is_auto=False, stalled=lambda _: None)
 
+    def read_partial_row(self, _telemetry: object) -> None:
+        """No row is partial."""
+
 
 @dataclass
 class Process:

@@ -38,7 +38,7 @@ class MetricRow(Contract):
 class LoggedValues(Contract):
     """Plain values that callbacks added to `logs` at the end of an epoch; they are no metrics, and decide nothing."""
 
-    step: int = Field(ge=1)
+    step: int = Field(ge=0)
     on: Literal["row", "evaluation"] = Field(description="what ended the epoch there, and what they belong to")
     values: dict[str, PlainValue]
 
