@@ -159,7 +159,7 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
     report = page((recorded.home / "report" / "index.html").as_uri())
     assert "<h1>digits-cnn</h1>" in report
     captions = [caption.strip() for caption in re.findall(r"<figcaption>([^<]+)", report)]
-    assert captions == [*CHARTS, "processors in use", "memory in use"]
+    assert captions == [*CHARTS, "processors in use", "memory in use, GB"]
     assert report.count("<svg") == len(captions)
     root = recorded.url.removesuffix("/api")
     flow_run = page(f"{root}/runs/flow-run/{recorded.flow_runs[-1]['id']}")

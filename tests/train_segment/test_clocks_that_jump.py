@@ -82,6 +82,9 @@ class Trained:
         self.cadence = CommitCadence(CheckpointSpec(every_seconds=None), state_bytes=0)
         self.traced: TracedStep | None = None
 
+    def read_partial_row(self, _telemetry: object) -> None:
+        """No metrics were read."""
+
 
 class AppendingInterval(CommitInterval):
     """Stages nothing; its commits only append the log entry."""
