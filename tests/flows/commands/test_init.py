@@ -108,7 +108,7 @@ def test_initialized_run_trains_to_a_report(tmp_path: Path) -> None:
 
     folder = tmp_path / "x"
     baton("init", "x", folder=tmp_path)
-    assert "Done: spirals is at step 1500" in baton("run", folder=folder)
+    assert "Done: spirals is at step 842 of 842, epoch 20.0" in baton("run", folder=folder)
     assert (folder / "runs/spirals/report/index.html").is_file()
     assert json.loads(baton("status", "--json", folder=folder))["evaluation"]["metrics"]["accuracy"] > 0.95
 

@@ -47,6 +47,13 @@ def run_file(text: str, instead: str) -> Changes:
     return {"run.yaml": [(text, instead)]}
 
 
+def added(line: str, text: str, *, before: bool = False) -> Changes:
+    return run_file(line, text + line if before else line + text)
+
+
+_BEST = "checkpoint: {{keep_best: {{metric: {}, mode: {}}}}}\n"
+
+
 def data(instead: str) -> Changes:
     return {"data.py": [("    return (x + random", f"    return {instead}\n    return (x + random")]}
 
@@ -64,19 +71,19 @@ EARLY = [
     Mistake("a run that was never started", ["status"]),
     Mistake("a folder that does not exist", ["list", "nowhere"]),
     Mistake("a home that is none", ["log", "."]),
-    Mistake("a key that does not exist", changes=run_file("segment_steps: 500", "segment_step: 500")),
+    Mistake("a key that does not exist", changes=added("train:\n", "  segment_step: 500\n")),
     Mistake("a key that does not exist, by --set", ["run", "--set", "train.step=10"]),
     Mistake("--set without a value", ["run", "--set", "train.steps"]),
-    Mistake("words in place of a number", changes=run_file("steps: 1500", "steps: many")),
-    Mistake("a number that is too small", changes=run_file("steps: 1500", "steps: 0")),
-    Mistake("steps and epochs", ["run", "--set", "train.epochs=3"]),
+    Mistake("words in place of a number", changes=run_file("epochs: 20", "steps: many")),
+    Mistake("a number that is too small", changes=run_file("epochs: 20", "steps: 0")),
+    Mistake("steps and epochs", ["run", "--set", "train.steps=1500"]),
     Mistake("a missing key", changes=run_file("model: model.py:build_model ", "# model: ")),
-    Mistake("a tab in the run file", changes=run_file("  seed: 0", "\tseed: 0")),
+    Mistake("a tab in the run file", changes=run_file("  epochs: 20", "\tepochs: 20")),
     Mistake("a name that is no folder", changes=run_file("run: spirals ", "run: my/spirals ")),
     Mistake("a storage that is not supported", changes=run_file("./runs ", "s3://bucket/runs ")),
     Mistake("a batch that replicas cannot share", ["run", "--set", "accelerator={kind: cpu, replicas: 3}"]),
     Mistake("an accelerator that does not exist", ["run", "--set", "accelerator.kind=cuda"]),
-    Mistake("a mode that does not exist", changes=run_file("mode: max", "mode: highest")),
+    Mistake("a mode that does not exist", changes=added("train:\n", _BEST.format("accuracy", "highest"), before=True)),
     Mistake("a source without its function", changes=run_file("data.py:load ", "data.py ")),
     Mistake("a source that does not exist", changes=run_file("data.py:load ", "digit ")),
     Mistake("a target behind the begin", ["run", "--until-step", "-5"]),
@@ -100,7 +107,7 @@ IN_CODE = [
     Mistake("another input shape than the data's", changes=model("keras.Input((2,))", "keras.Input((5,))")),
     Mistake("an optimizer that does not exist", changes=model("keras.optimizers.Adam(3e-3)", "'adamm'")),
     Mistake("a module that is not installed", changes=model("import keras\n", "import keras\nimport torchvision\n")),
-    Mistake("a metric that the model does not have", changes=run_file("metric: accuracy", "metric: f1")),
+    Mistake("a metric that the model does not have", changes=added("train:\n", _BEST.format("f1", "max"), before=True)),
     Mistake("a label that is no class", changes=run_file("validation_fraction: 0.1", "classes: 2")),
 ]
 
