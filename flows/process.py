@@ -67,6 +67,8 @@ def exits_with(code: int) -> int:
     from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     _STATE.code = code
+    # Prefect's threads may still log, to handlers that cannot start a thread now. Nobody can act on such a traceback.
+    logging.raiseExceptions = False
     # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.
     PROCESS_DEADLINE.start(_LAST_SECONDS)
     limit_exit(code)

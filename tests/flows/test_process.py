@@ -277,6 +277,27 @@ sys.exit(exits_with(0))
 """
 
 
+def test_a_log_record_that_fails_at_the_exit_prints_no_traceback() -> None:
+    program = """
+import logging, sys
+from flows.process import exits_with
+
+class AfterShutdown(logging.Handler):
+    def emit(self, record):
+        try:
+            raise RuntimeError("can't register atexit after shutdown")
+        except RuntimeError:
+            self.handleError(record)
+
+code = exits_with(0)
+logging.getLogger().addHandler(AfterShutdown())
+logging.error("recorded")
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 @pytest.mark.skipif(not can_become_unknown(), reason="needs root and setpriv")
 @pytest.mark.parametrize("home", [None, "/somewhere"])
 def test_user_without_home_folder_gets_a_temporary_one(tmp_path: Path, home: str | None) -> None:
