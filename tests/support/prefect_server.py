@@ -165,7 +165,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 def graph(url: str, flow_run: str) -> dict[str, list[str]]:
     """The names of a flow run's task runs, each with those that it waits for, as Prefect's page draws them."""
     nodes = dict(_answer(f"{url}/flow_runs/{flow_run}/graph-v2", "GET", None)["nodes"])
-    return {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()}
+    # A busy server may list a parent twice.
+    return {node["label"]: sorted({nodes[each["id"]]["label"] for each in node["parents"]}) for node in nodes.values()}
 
 
 def post(url: str, path: str, body: dict[str, Any] | list[Any]) -> Any:
