@@ -149,7 +149,7 @@ class Comparison:
 
 
 def compared(runs: Sequence[RunHome]) -> list[ComparedRun]:
-    """Read the logs of runs. Runs of the same name are told apart by a number.
+    """Read the logs of runs. Further runs of one name get a number.
 
     Raises:
         NoSuchRun: one of them has no log.
@@ -255,10 +255,8 @@ def _architecture(first: ComparedRun, settings: Mapping[str, Sequence[object]]) 
     """The arguments of layers that differ; their number where they are many, as with another layer."""
     known = {key: found for key, found in settings.items() if "build_config" not in key and "inbound_nodes" not in key}
     if len(known) > _MOST_ARGUMENTS:
-        counts = [
-            sum(value != first for first, value in pairs)
-            for pairs in zip(*map(_with_first, known.values()), strict=True)
-        ]
+        several = list(known.values())
+        counts = [sum(found[place] != found[0] for found in several) for place in range(len(several[0]))]
         yield "architecture", [f"{count:,} values differ" if count else "" for count in counts]
         return
     names = {f"model.config{key}": name for key, name in _layer_names(first.head.identity.get("model.config"))}
@@ -266,10 +264,6 @@ def _architecture(first: ComparedRun, settings: Mapping[str, Sequence[object]]) 
         layer = next((name for name in names if key.startswith(f"{name}.")), "")
         words = f"layer {names[layer]}: {key.removeprefix(f'{layer}.config.')}" if layer else key
         yield words, [value_text(value) for value in found]
-
-
-def _with_first(values: Sequence[object]) -> list[tuple[object, object]]:
-    return [(values[0], value) for value in values]
 
 
 def _layer_names(model: object) -> Iterator[tuple[str, str]]:

@@ -186,7 +186,7 @@ class _Output(io.FileIO):
 
 
 class _Tail:
-    """The last lines that the standard streams of this process got, whoever wrote them in Python.
+    """The last lines that Python code of this process wrote to its standard streams.
 
     Without locks, because a signal handler and a forked child write too; of lines that threads write at the same
     moment, one may be lost.

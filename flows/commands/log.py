@@ -123,8 +123,8 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
             skipped = f"skips {counted(rewind.skip_batches, 'batch', 'batches')}"
             return f"back to {out.path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
         case Commit() as commit:
-            row = commit.history[-1] if commit.history else commit.partial
-            metrics = "" if row is None else metric_words(row.metrics) + (" (partial)" if not commit.history else "")
+            row = commit.shown_row
+            metrics = "" if row is None else metric_words(row.metrics, partial=row is commit.partial)
             weights = commit.initialized_from
             begun = "" if weights is None else f"with weights from {', '.join(each.place for each in weights.sources)}"
             words = (

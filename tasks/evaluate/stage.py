@@ -138,7 +138,7 @@ def samples_of(warm: WarmState, dataset: DatasetRef, storage: Storage, most: int
         warm: the state.
         dataset: the prepared dataset.
         storage: the storage root, with the dataset.
-        most: so many examples, if there are as many.
+        most: the largest number of examples.
     """
     state, count = warm.state, min(most, dataset.examples_of("validation"))
     labels = labels_of(state.model, zero_examples(warm.inputs.validation, 1))
@@ -192,7 +192,7 @@ def _over_examples(
 ) -> T:
     """Run an evaluator, which is made where the model is as it was built, over every example of a set once.
 
-    With `first`, over so many of the first examples, in one batch.
+    With `first`, over that number of examples from the beginning, in one batch.
     """
     spec, accelerator = warm.spec, warm.state.accelerator
     batch_size = spec.train.global_batch_size

@@ -328,12 +328,12 @@ def logged_section(history: History) -> Iterator[Section]:
 def checkpoint_cells(entry: Entry, marks: tuple[Mark, ...] = (), *, read: str = "") -> dict[str, Cell]:
     """What a table says of a commit, by column; `read` is when the checkpoint was read whole."""
     commit = commit_of(entry)
-    ref, row = commit.checkpoint, commit.history[-1] if commit.history else commit.partial
-    metrics = "" if row is None else metric_words(row.metrics, between=", ")
+    ref, row = commit.checkpoint, commit.shown_row
+    metrics = "" if row is None else metric_words(row.metrics, between=", ", partial=row is commit.partial)
     return {
         "step": number(f"{ref.step:,}"),
         "state": Cell(marks=marks),
-        "training metrics": Cell(f"{metrics} (partial)" if metrics and not commit.history else metrics),
+        "training metrics": Cell(metrics),
         "size": number(size_words(ref.size), ref.size),
         "state digest": Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
         "ended by": Cell(commit.exit_reason.replace("_", " ")),

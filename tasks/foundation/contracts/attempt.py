@@ -81,7 +81,7 @@ class UsageSample(Contract):
     memory_bytes: int = Field(ge=0, description="resident memory, the most that was seen")
 
 
-# A record has at most so many samples: when there are more, each two neighbors become one.
+# The most samples of a record: when there are more, each two neighbors become one.
 MOST_SAMPLES = 60
 
 

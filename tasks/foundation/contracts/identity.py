@@ -421,9 +421,7 @@ _ABSENT = "absent"
 _OPTIONS = "model.options"
 # Keys whose recorded value is the one in the run file, and those that the identity of callbacks has.
 _OF_RUN_FILE = frozenset(
-    {
-        *("data.shuffle", "data.window_shards", "train.seed", _BATCH, _DROP, "train.accumulate", "train.precision"),
-    }
+    ("data.shuffle", "data.window_shards", "train.seed", _BATCH, _DROP, "train.accumulate", "train.precision")
 )
 _SCHEDULE = ("evaluate.every_steps", LOG_EVERY, "evaluate.every")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")

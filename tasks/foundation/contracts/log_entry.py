@@ -266,6 +266,11 @@ class Commit(Contract):
     )
 
     @property
+    def shown_row(self) -> MetricRow | None:
+        """What is shown of the training: its newest row, or, without one, the partial row; None if it has neither."""
+        return self.history[-1] if self.history else self.partial
+
+    @property
     def ends_a_segment(self) -> bool:
         """Whether a segment, or the part of one that was stopped, ends here; not for step 0, forks and intervals."""
         return self.checkpoint.step > 0 and self.exit_reason not in {"forked", "interval"}

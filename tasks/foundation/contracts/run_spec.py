@@ -499,8 +499,8 @@ class EvaluateSpec(Contract):
         default=0,
         ge=0,
         le=32,
-        description="so many validation examples stand in the report with their label and what the last evaluation "
-        "predicts, if a classifier of at most 50 classes gets images or text; at most 32, 0: none",
+        description="number of validation examples that the report shows with their label and the predicted class, "
+        "if a classifier of at most 50 classes gets images or text; at most 32, 0: none",
     )
 
     @model_validator(mode="after")

@@ -36,10 +36,8 @@ _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
 _BAR_COLUMNS = 30
 _BESIDE_FACTS_COLUMNS = 29  # a short bar and the time left, with their gaps
-_WIDE_COLUMNS, _ELAPSED_COLUMNS = (
-    110,
-    7,
-)  # from this width on, elapsed is beside the facts, and takes these from the bar
+_WIDE_COLUMNS = 110  # from this width on, elapsed is beside the facts
+_ELAPSED_COLUMNS = 7  # those that it takes from the facts
 _SHOWN_SECONDS = 0.05
 _TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
 _PIPE_COLUMNS = 1000  # a pipe has no width; never wrap lines
@@ -234,7 +232,7 @@ class Console:
             case Committed():
                 self._committed_at = self._clock()
                 path = checkpoint_name(event.path) if self._terminal else event.path
-                metrics = metric_words(event.metrics) + (" (partial)" if event.partial else "")
+                metrics = metric_words(event.metrics, partial=event.partial)
                 words = (f"step {event.step}", "committed", path, metrics, size_words(event.size))
                 self._line("  ".join(filter(None, words)), GOOD)
             case Evaluated():

@@ -83,13 +83,13 @@ class Committed:
     @classmethod
     def of(cls, body: Commit) -> "Committed":
         """Return the event of an entry."""
-        made, row = body.checkpoint, body.history[-1] if body.history else body.partial
+        made, row = body.checkpoint, body.shown_row
         return cls(
             step=made.step,
             path=made.path,
             size=made.size,
             metrics={} if row is None else row.metrics,
-            partial=row is not None and not body.history,
+            partial=row is not None and row is body.partial,
         )
 
 

@@ -20,8 +20,11 @@ _ELEMENT = re.compile(r"(/\d+)+$")
 _MOST_ELEMENTS = 10
 
 
-def metric_words(metrics: Mapping[str, float], *, between: str = "  ") -> str:
-    """`loss 0.1234  accuracy 0.98`: four significant digits each; of many numbers of one metric, their range."""
+def metric_words(metrics: Mapping[str, float], *, between: str = "  ", partial: bool = False) -> str:
+    """`loss 0.1234  accuracy 0.98`: four significant digits each; of many of one metric, their range.
+
+    `partial`: they are of a window of steps that is not complete, which is said behind them.
+    """
     words = []
     for (name, is_element), group in groupby(metrics.items(), key=lambda item: _metric_of(item[0])):
         values = dict(group)
@@ -30,7 +33,7 @@ def metric_words(metrics: Mapping[str, float], *, between: str = "  ") -> str:
             words.append(f"{name}/0..{len(values) - 1} {number_words(finite[0])}..{number_words(finite[-1])}")
         else:
             words += [f"{each} {number_words(value)}" for each, value in values.items()]
-    return between.join(words)
+    return between.join(words) + (" (partial)" if partial and words else "")
 
 
 def _metric_of(name: str) -> tuple[str, bool]:
