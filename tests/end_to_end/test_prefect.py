@@ -18,7 +18,7 @@ import pytest
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.homes import head_of
-from tests.support.prefect_server import baton, environment_with, post, train_runs
+from tests.support.prefect_server import baton, ended_task_runs, environment_with, post, train_runs
 from tests.support.shipped_runs import run_file, settings
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 from tests.support.watching import wait_until
@@ -90,7 +90,8 @@ def test_prefect_run_has_the_same_bytes_and_is_visible(
     assert len(runs) == 2
     assert all({"baton", "run:digits-cnn"} <= set(run["tags"]) for run in runs)
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
-    tasks = post(server, "task_runs/filter", {"flow_runs": {"id": ids}})
+    # Five segments, each with its commit, two preparations, two restores, and the evaluation at the end.
+    tasks = ended_task_runs(server, runs, 15)
     assert {task["name"].split()[0] for task in tasks} == {
         "prepare-data",
         "init-or-restore",
@@ -223,14 +224,7 @@ def test_commit_beside_the_training_is_a_task_run_of_its_own(server: str, tmp_pa
     done = forked.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     flow_run = json.loads(done.stdout.splitlines()[-1].removeprefix("result: "))
-    wanted = {"flow_runs": {"id": {"any_": [flow_run]}}, "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    recorded: list[dict[str, Any]] = []
-
-    def all_recorded() -> bool:
-        recorded[:] = post(server, "task_runs/filter", wanted)
-        return len(recorded) == 3
-
-    wait_until(all_recorded)
+    recorded = ended_task_runs(server, [{"id": flow_run}], 3)
     first, commit, second = sorted(recorded, key=lambda run: str(run["start_time"]))
     names = [run["name"].split()[0] for run in (first, commit, second)]
     assert names == ["train-segment", "checkpoint", "train-segment"]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.homes import entries_of, head_of
-from tests.support.prefect_server import Server, baton, environment_with, graph, post, serving
+from tests.support.prefect_server import Server, baton, ended_task_runs, environment_with, graph, post, serving
 from tests.support.shipped_runs import run_file, settings
 from tests.support.watching import commits_of, trains, wait_until
 
@@ -78,7 +78,7 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
     assert (second["state_type"], second["state_name"]) == ("COMPLETED", "Completed")
     message = rf"digits-cnn is at step 60 of 60, {metrics}"
     assert re.fullmatch(message, second["state"]["message"])
-    tasks = post(recorded.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [second["id"]]}}})
+    tasks = ended_task_runs(recorded.url, [second], 5)
     # Not in the order of their times: the commit and the evaluation run at once, and end within milliseconds.
     assert sorted(task["name"] for task in tasks) == [
         "checkpoint step 60",

@@ -13,13 +13,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
+from tests.support.watching import wait_until
 
 
 def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -167,6 +168,22 @@ def graph(url: str, flow_run: str) -> dict[str, list[str]]:
     nodes = dict(_answer(f"{url}/flow_runs/{flow_run}/graph-v2", "GET", None)["nodes"])
     # A busy server may list a parent twice.
     return {node["label"]: sorted({nodes[each["id"]]["label"] for each in node["parents"]}) for node in nodes.values()}
+
+
+def ended_task_runs(url: str, flow_runs: Collection[dict[str, Any]], least: int) -> list[dict[str, Any]]:
+    """The task runs of flow runs, at least so many, when the server has recorded the end of each.
+
+    It records what the client reports some seconds later, and until then has neither the end nor the name.
+    """
+    wanted = {"flow_runs": {"id": {"any_": [run["id"] for run in flow_runs]}}}
+    found: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        found[:] = post(url, "task_runs/filter", wanted)
+        return len(found) >= least and all(run["end_time"] for run in found)
+
+    wait_until(ended)
+    return found
 
 
 def post(url: str, path: str, body: dict[str, Any] | list[Any]) -> Any:
