@@ -31,8 +31,9 @@ from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
 from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
+from tasks.foundation.machine.cluster import cluster_of, is_chief
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
-from tasks.foundation.machine.hosts import OneHost, cluster_of, is_chief
+from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_changes import (

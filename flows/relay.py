@@ -35,8 +35,9 @@ from tasks.foundation.contracts.stage_calls import (
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
 from tasks.foundation.log.attempts import read_attempts
 from tasks.foundation.log.fold import fold
+from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.machine.hosts import OneHost, is_chief
+from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.stops import Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.stage import Place

@@ -16,7 +16,7 @@ from tasks.evaluate.report.page import PAGE, reported_entry, write_report
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
 from tasks.foundation.errors import BatonError, RunLogError, StorageError
-from tasks.foundation.machine.hosts import is_chief
+from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.telemetry.trackers import tracking, write_csv_files

@@ -14,7 +14,8 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.machine.hosts import OneHost, cluster_of
+from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Sink

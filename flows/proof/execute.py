@@ -24,7 +24,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.hosts import cluster_of
+from tasks.foundation.machine.cluster import cluster_of
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note, Sink

@@ -26,8 +26,8 @@ from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
-from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
 from tasks.foundation.model.code_changes import CodeReason
 from tasks.foundation.model.code_digest import save_code

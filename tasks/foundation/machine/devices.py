@@ -21,6 +21,7 @@ import tensorflow as tf
 from tasks.foundation.contracts.log_entry import Environment, KerasConfig
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from tasks.foundation.machine.cluster import Cluster, cluster_of
 from tasks.foundation.machine.environment import (
     deciding_variables,
     installed_versions,
@@ -28,7 +29,7 @@ from tasks.foundation.machine.environment import (
     thread_counts,
     use_xla_cache,
 )
-from tasks.foundation.machine.hosts import Cluster, cluster_of, differences_between_hosts, refuse_difference
+from tasks.foundation.machine.hosts import differences_between_hosts, refuse_difference
 from tasks.foundation.machine.tpu import (
     IO_DEVICE,
     device_files,

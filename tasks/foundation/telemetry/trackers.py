@@ -38,7 +38,7 @@ from tasks.foundation.contracts.run_spec import (
 from tasks.foundation.errors import FileTooLarge
 from tasks.foundation.log.history import History, history_of, posix_seconds
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.hosts import is_chief
+from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.hosts import Cluster, cluster_of, is_chief
+from tasks.foundation.machine.cluster import Cluster, cluster_of, is_chief
 
 
 def environment(cluster: Any, kind: Any = "worker", index: Any = 0) -> dict[str, str]:
