@@ -35,6 +35,7 @@ from tasks.foundation.machine.cluster import cluster_of, is_chief
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
+from tasks.foundation.machine.tpu import require_one_host
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_changes import (
     CodeChange,
@@ -100,14 +101,17 @@ def _require_trackers(run: Run) -> None:
 
 
 def require_packages_and_source(run: Run) -> None:
-    """Check what this process needs to do the work: the packages that the user's code imports, the built-in source.
+    """Check what this process needs to do the work: a supported TPU, the packages of the user's code, the source.
 
     A stage that runs as a deployment has its own packages and files, so they are not checked here.
 
     Raises:
-        InvalidInput: a package is not installed, or the source cannot be read.
+        InvalidInput: a package is not installed, the source cannot be read, or this is one host of a TPU slice.
     """
     remote = run.spec.stages.remote()
+    accelerator = run.spec.accelerator
+    if "train_segment" not in remote and accelerator.kind in {"auto", "tpu"} and accelerator.tpu == "local":
+        require_one_host()
     if "prepare_data" not in remote:
         _require_sources(run.spec.data, run.folder)
     if not {"init_or_restore", "train_segment"} <= remote.keys():

@@ -85,6 +85,16 @@ def test_input_is_refused_before_prefect_and_tensorflow_import(
     assert not (file.parent / "runs").exists()
 
 
+@pytest.mark.parametrize("kind", ["auto", "tpu"])
+def test_host_of_a_tpu_slice_is_refused_before_tensorflow(
+    kind: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
+    assert main(["run", str(file), "--set", f"accelerator.kind={kind}"]) == 2
+    assert "TPU slice (TPU_ACCELERATOR_TYPE = v4-32, which has 4 hosts)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
     from flows.admit import require_packages_and_source
     from flows.opened_run import Run

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 DEVICE_FILE = "accel0"
+OF_A_SLICE = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_NUM_SLICES")
 ANNOUNCED = ("PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
 
 
@@ -27,7 +28,7 @@ def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, announced:
     set_attribute(tpu, "_DEVICES", folder)
     set_attribute(tpu, "tensorflow_distributions", lambda: ("tensorflow-tpu",))
     set_attribute(tpu, "library_path", lambda: "/opt/libtpu.so")
-    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+    for name in (*ANNOUNCED, *OF_A_SLICE):
         os.environ.pop(name, None)
     if announced:
         os.environ.update(dict(zip(ANNOUNCED, ("TPU", "true", "/opt/libtpu.so"), strict=True)))

@@ -34,6 +34,7 @@ from tasks.foundation.machine.tpu import (
     IO_DEVICE,
     device_files,
     is_declined,
+    require_one_host,
     require_packages,
     tensorflow_distributions,
     tpu_strategy,
@@ -163,8 +164,9 @@ def choose_kind() -> tuple[str, str]:
     """The kind, and a line that says why. It reads only device files and TensorFlow's devices, so it never waits.
 
     Raises:
-        AcceleratorError: there is a TPU, but the installed packages cannot use it.
+        AcceleratorError: there is a TPU, but the installed packages cannot use it, or it is one host's part of a slice.
     """
+    require_one_host()
     files = device_files()
     if files and not is_declined():
         try:

@@ -1,4 +1,4 @@
-"""Notices of Google Compute Engine's metadata server that the machine is about to end.
+"""Google Compute Engine's metadata server: its notices that the machine is about to end, and the machine's attributes.
 
 Sources, below docs.cloud.google.com, as of 2026:
 
@@ -50,6 +50,21 @@ def metadata_address() -> str | None:
     except OSError:
         return None
     return _ADDRESS if on_google else None
+
+
+def instance_attribute(name: str) -> str | None:
+    """An attribute of this machine, such as `accelerator-type` of a TPU VM; None if it has none, or does not respond.
+
+    Takes at most some seconds, and no time outside Google Cloud.
+    """
+    address = metadata_address()
+    if address is None:
+        return None
+    try:
+        return _request(address, f"attributes/{name}")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        _LOGGER.debug("metadata server: no attribute %s: %r", name, error)
+        return None
 
 
 class StopListener(Protocol):

@@ -1,8 +1,9 @@
 """This machine's TPU: found without TensorFlow, announced to it, checked, and used by a `tf.distribute.TPUStrategy`.
 
 What finds it reads only device files, environment variables and installed packages, so it never waits for a network,
-and it runs before TensorFlow is imported, which reads the variables that `announce_tpu` sets. TensorFlow is imported
-only by `tpu_strategy`; the error of a failed call names the call and its target.
+and it runs before TensorFlow is imported, which reads the variables that `announce_tpu` sets. Only the metadata server
+of a TPU VM is asked for the type of the TPU. TensorFlow is imported only by `tpu_strategy`; the error of a failed call
+names the call and its target.
 
 Sizes and memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to
 "v6e", as of 2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.metadata_server import metadata_address
+from tasks.foundation.machine.metadata_server import instance_attribute, metadata_address
 
 _GB = 10**9
 _CHIPS_OF_A_HOST = 4
@@ -34,8 +35,10 @@ _DEVICES = Path("/dev")
 _DEVICE_FILES: Final = ("accel[0-9]*", "vfio/[0-9]*")
 _DISTRIBUTIONS: Final = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly")
 _PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
-# Host names of a slice, separated by commas; and the number of slices of a multi-slice job.
-_HOSTNAMES, _SLICES = "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"
+# Of a slice: names of its hosts and addresses of its processes, separated by commas; its type; and the number of slices
+# of the job.
+_HOSTNAMES, _PROCESSES = "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"
+_TYPE, _SLICES = "TPU_ACCELERATOR_TYPE", "MEGASCALE_NUM_SLICES"
 _VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
 REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
 # For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
@@ -154,7 +157,7 @@ def is_declined() -> bool:
 def looked_at() -> str:
     """Return what was checked for a TPU and found, for messages."""
     patterns = ", ".join(str(_DEVICES / pattern) for pattern in _DEVICE_FILES)
-    variables = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in (*_VARIABLES, _HOSTNAMES))
+    variables = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in (*_VARIABLES, _HOSTNAMES, _TYPE))
     return (
         f"looked at device files {patterns}: {', '.join(device_files()) or 'none'}; environment: {variables}; "
         f"libtpu: {library_path() or 'not installed'}; TensorFlow: {', '.join(tensorflow_distributions()) or 'none'}"
@@ -168,11 +171,11 @@ def require_local_tpu() -> None:
         AcceleratorError: there is no TPU, the packages cannot use it, this is one of several hosts, or TensorFlow was
             imported before `announce_tpu`.
     """
+    require_one_host()
     if not device_files():
         raise AcceleratorError(
             f"accelerator.kind = tpu, but this machine has no TPU; {looked_at()}. Run on a TPU VM, or use kind: auto"
         )
-    _require_one_host()
     require_packages()
     if is_declined():
         raise AcceleratorError(
@@ -207,15 +210,37 @@ def require_packages() -> None:
         raise AcceleratorError(f"libtpu is not installed, and TensorFlow needs it to find a TPU; install it {REMEDY}")
 
 
-def _require_one_host() -> None:
-    hosts = [name for name in os.environ.get(_HOSTNAMES, "").split(",") if name.strip()]
-    slices = os.environ.get(_SLICES, "1")
-    if len(hosts) > 1 or slices != "1":
-        found = f"{_HOSTNAMES} names {len(hosts)} hosts" if len(hosts) > 1 else f"{_SLICES} = {slices}"
+def require_one_host() -> None:
+    """Check that this machine is not one of several hosts of a TPU slice. A machine that is no TPU VM never waits.
+
+    Raises:
+        AcceleratorError: it is; each host would wait for the others, or train alone, on its CPU.
+    """
+    if is_declined():
+        return
+    found = _signs_of_a_slice()
+    if found:
         raise AcceleratorError(
             f"this machine is one of several hosts of a TPU slice ({found}), and training over several hosts of a "
-            "slice is not supported; use a slice of one host, such as v5litepod-8"
+            "slice is not supported; use a slice of one host, such as v5litepod-8, or accelerator.kind: cpu to train "
+            "without the TPU"
         )
+
+
+def _signs_of_a_slice() -> str:
+    """What says that this machine is one of several hosts; empty if nothing does."""
+    for name, unit in ((_HOSTNAMES, "hosts"), (_PROCESSES, "processes")):
+        count = sum(bool(each.strip()) for each in os.environ.get(name, "").split(","))
+        if count > 1:
+            return f"{name} names {count} {unit}"
+    slices = os.environ.get(_SLICES, "1")
+    if slices not in {"", "1"}:
+        return f"{_SLICES} = {slices}"
+    source, name = _TYPE, os.environ.get(_TYPE, "")
+    if not name and device_files():  # a TPU VM has it only in its metadata
+        source, name = "accelerator-type in the metadata", instance_attribute("accelerator-type") or ""
+    known = TPU_TYPES.get(name.strip().lower())
+    return f"{source} = {name}, which has {known.hosts} hosts" if known is not None and known.hosts > 1 else ""
 
 
 def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:

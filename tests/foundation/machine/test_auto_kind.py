@@ -43,3 +43,17 @@ def test_auto_refuses_a_tpu_that_the_packages_cannot_use(monkeypatch: pytest.Mon
     with pytest.raises(AcceleratorError, match=r"auto found a TPU \(.*accel0\), but tensorflow-cpu cannot.* kind: cpu"):
         acquire(AcceleratorSpec(), None)
     assert acquire(AcceleratorSpec(kind="cpu"), None).replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1"), ("TPU_ACCELERATOR_TYPE", "v5litepod-16")]
+)
+def test_auto_refuses_a_host_of_a_slice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str
+) -> None:
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)  # a container without the device files
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(AcceleratorError, match=f"{variable}.* slice of one host, such as v5litepod-8, or .*kind: cpu"):
+        choose_kind()
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert choose_kind()[0] == "cpu"

@@ -13,7 +13,12 @@ import pytest
 from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.machine import metadata_server
-from tasks.foundation.machine.metadata_server import metadata_address, upcoming_maintenance, watching_metadata
+from tasks.foundation.machine.metadata_server import (
+    instance_attribute,
+    metadata_address,
+    upcoming_maintenance,
+    watching_metadata,
+)
 from tasks.foundation.machine.stops import Stop, Stops
 from tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
@@ -51,7 +56,7 @@ class _Answering(BaseHTTPRequestHandler):
         assert self.headers[GOOGLE[0]] == GOOGLE[1]
         assert self.path.startswith("/computeMetadata/v1/instance/")
         self.server.requests.append(self.path)
-        answer = self.server.answers[self.path.split("/")[-1].split("?")[0]]
+        answer = self.server.answers.get(self.path.split("/")[-1].split("?")[0], 404)
         if callable(answer):
             answer = answer()
         self.send_response(answer if isinstance(answer, int) else 200)
@@ -310,3 +315,12 @@ def test_a_preemption_requests_a_stop_and_raises_nothing(server: MetadataServer)
     before = len(server.requests)
     run_uninterrupted(lambda later: wait_for(lambda: later.requested), StopSpec())
     assert len(server.requests) > before
+
+
+def test_attribute_of_the_machine_is_read(server: MetadataServer) -> None:
+    assert instance_attribute("accelerator-type") is None
+    server.answers["accelerator-type"] = "v4-32"
+    assert instance_attribute("accelerator-type") == "v4-32"
+    assert server.requests[-1].endswith("/instance/attributes/accelerator-type")
+    server.flavor = None  # another cloud
+    assert instance_attribute("accelerator-type") is None

@@ -17,7 +17,7 @@ from tasks.foundation.machine.devices import Accelerator, acquire, may_be_lost, 
 from tasks.foundation.machine.environment import thread_counts
 from tasks.foundation.user_errors import describe
 from tests.support.lab import Lab, in_fresh_process, spec_of
-from tests.support.stand_in_tpu import ANNOUNCED, StandInSystem, look_like_a_tpu_vm
+from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, StandInSystem, look_like_a_tpu_vm
 
 TPU = AcceleratorSpec(kind="tpu")
 NAMED = AcceleratorSpec(kind="tpu", tpu="my-tpu")
@@ -159,7 +159,7 @@ def test_lost_gpu_needs_another_process(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_tpu_that_stays_lost_is_resumable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+    for name in (*ANNOUNCED, *OF_A_SLICE):
         monkeypatch.setenv(name, "")  # so that the variables are restored
     look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
     system = StandInSystem()

@@ -15,7 +15,7 @@ from tasks.foundation.machine import tpu as tpu_environment
 from tasks.foundation.machine.tpu import tpu_strategy
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import in_fresh_process
-from tests.support.stand_in_tpu import ANNOUNCED, StandInResolver, StandInSystem, look_like_a_tpu_vm
+from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, StandInResolver, StandInSystem, look_like_a_tpu_vm
 
 LOCAL = AcceleratorSpec(kind="tpu")
 CALLS = {
@@ -29,7 +29,7 @@ CALLS = {
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandInSystem:
-    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+    for name in (*ANNOUNCED, *OF_A_SLICE):
         monkeypatch.setenv(name, "")
     look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
     system = StandInSystem()

@@ -13,16 +13,16 @@ import pytest
 
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine import tpu
-from tasks.foundation.machine.tpu import device_files, looked_at, require_local_tpu
+from tasks.foundation.machine.tpu import device_files, looked_at, require_local_tpu, require_one_host
 from tests.support.checkout import CHECKOUT
-from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
+from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, look_like_a_tpu_vm
 
 ROOT = CHECKOUT
 
 
 @pytest.fixture(autouse=True)
 def _environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+    for name in (*ANNOUNCED, *OF_A_SLICE):
         monkeypatch.setenv(name, "")  # restored after the test
         os.environ.pop(name)
 
@@ -61,6 +61,7 @@ def test_device_files_of_tpus_are_found(
 def test_tpu_vm_is_accepted() -> None:
     require_local_tpu()
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-8"
     require_local_tpu()
 
 
@@ -103,6 +104,8 @@ def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "TPU_WORKER_HOSTNAMES names 2 hosts"),
         ("MEGASCALE_NUM_SLICES", "2", "MEGASCALE_NUM_SLICES = 2"),
+        ("TPU_PROCESS_ADDRESSES", "10.0.0.1:8476,10.0.0.2:8476", "TPU_PROCESS_ADDRESSES names 2 processes"),
+        ("TPU_ACCELERATOR_TYPE", "v4-32", "TPU_ACCELERATOR_TYPE = v4-32, which has 4 hosts"),
         ("PJRT_DEVICE", "CPU", "the environment has PJRT_DEVICE = CPU; unset it"),
     ],
 )
@@ -110,6 +113,14 @@ def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environment_of_another_setup_is_refused(variable: str, value: str, words: str) -> None:
     os.environ[variable] = value
     assert words in refusal()
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_type_of_a_tpu_vm_is_read_from_its_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "instance_attribute", {"accelerator-type": "v4-32"}.get)
+    assert "(accelerator-type in the metadata = v4-32, which has 4 hosts)" in refusal()
+    monkeypatch.setattr(tpu, "_DEVICES", tpu._DEVICES / "none")  # another machine of Google Cloud is not asked
+    require_one_host()
 
 
 @pytest.mark.usefixtures("tpu_vm")
