@@ -192,7 +192,7 @@ def _write_shards(
 ) -> tuple[ShardRecord, ...]:
     from tasks.foundation.dataset.shards import encode
 
-    with ShardUploads(storage) as uploads:
+    with source.surroundings(), ShardUploads(storage) as uploads:
         shard_examples = run.spec.data.shard_examples or _MAX_EXAMPLES
         seed = run.spec.train.seed if run.spec.data.shuffle else None
         writer = BlockWriter(uploads, part="train", seed=seed, shard_examples=shard_examples)

@@ -5,8 +5,8 @@ A file's folder is loaded as a package with a private name. Sibling modules can 
 are missing are found without importing these, which would import TensorFlow.
 
 Relative paths in user code start at the run file's folder. The working folder belongs to the whole process, so it is
-changed only while user code runs. Baton's own paths are absolute: storage roots, run files and temporary folders do not
-depend on it.
+changed only while user code runs, or TensorFlow's threads read ahead for it. Baton's own paths are absolute: storage
+roots, run files and temporary folders do not depend on it.
 
 Keras's configuration (epsilon, floatx, image_data_format) belongs to the process too. Keras reads it from keras.json
 when it is imported, from the user's home folder or KERAS_HOME: it may be another file on each machine, and another

@@ -300,7 +300,8 @@ def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature
         if source.in_place is not None:
             return source.in_place.features
         checker = Checker(data)
-        first = next(source.read(), None)
+        with source.surroundings():
+            first = next(source.read(), None)
         if first is None:
             raise SourceError(f"data.source: {data.source}: it has no examples; check data.options")
         checker.check(*first)

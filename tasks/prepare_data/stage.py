@@ -336,7 +336,10 @@ def _write_confirmed(
 ) -> DatasetManifest:
     """Call `_write`. If it refuses the input, first check that the bytes were not damaged in transit."""
     try:
-        return _write(spec, source, digest=digest, storage=storage, telemetry=telemetry, check_features=check_features)
+        with source.surroundings():
+            return _write(
+                spec, source, digest=digest, storage=storage, telemetry=telemetry, check_features=check_features
+            )
     except (DamagedInTransit, SourceChanged):
         raise
     except InvalidInput:

@@ -2,15 +2,16 @@
 
 It returns arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one. The form decides how it is
 read, never a guess: several sets, and what can be read two ways, are refused (refused_forms.py). How it was read is
-said in the log. Iteration runs in the run file's folder.
+said in the log. The whole pass runs in the run file's folder.
 """
 
 import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -377,12 +378,7 @@ def function(
         # Each reading draws the same random numbers.
         module = reference.partition(":")[0]
         seed_as_after_import(module, folder, seed)
-        fresh_seeds = random_source(module, seed)
-
-        @contextmanager
-        def surroundings() -> Iterator[None]:
-            with in_user_folder(folder), numpy_entropy_from(fresh_seeds):
-                yield
+        surroundings = partial(numpy_entropy_from, random_source(module, seed))
 
         def warn(text: str) -> None:
             note(Note(text=text, warning=True))
@@ -404,7 +400,15 @@ def function(
         )
         yield from _first(reader.read(returned), data.examples, reference=reference, note=note)
 
-    return Source(content=content, settings=options, origin=origin, length=None, read=read)
+    # For the whole pass: TensorFlow's threads read ahead between two examples, and open files by relative names.
+    return Source(
+        content=content,
+        settings=options,
+        origin=origin,
+        length=None,
+        read=read,
+        surroundings=lambda: in_user_folder(folder),
+    )
 
 
 def _check_options(reference: str, load: Callable[..., object], options: Mapping[str, Any]) -> None:

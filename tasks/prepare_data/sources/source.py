@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,7 +56,9 @@ class Source:
     settings: Mapping[str, Any]  # options that affect the examples
     origin: Mapping[str, str]  # for the manifest: files and their checksums
     length: int | None  # number of examples; None if it is unknown before reading
+    # Call it, and take its examples, within `surroundings`.
     read: Callable[[], Iterator[LocatedExample]]
+    surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
     in_place: InPlace | None = None
     # Called after an example is refused; raises DamagedInTransit if its bytes were damaged in transit.
     confirm: Callable[[], None] = lambda: None

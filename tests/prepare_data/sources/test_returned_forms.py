@@ -224,17 +224,18 @@ def test_relative_paths_start_at_the_run_files_folder(workshop: Workshop, tmp_pa
     workshop.write("data.py", textwrap.dedent(code))
     before = Path.cwd()
     source = open_source(DataSpec(source=LOAD), workshop.code)
-    found = []
-    for _, example in source.read():
-        assert Path.cwd() == before
-        found.append(example)
+    with source.surroundings():
+        found = [example for _, example in source.read()]
+    assert Path.cwd() == before
     assert found == [1.0, 2.0, 1.0, 2.0]
     gone = tmp_path / "gone"
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
     try:
-        assert len(list(open_source(DataSpec(source=LOAD), workshop.code).read())) == 4
+        source = open_source(DataSpec(source=LOAD), workshop.code)
+        with source.surroundings():
+            assert len(list(source.read())) == 4
     finally:
         os.chdir(before)
 
