@@ -29,6 +29,7 @@ from tasks.foundation.machine.environment import (
     thread_counts,
     use_xla_cache,
 )
+from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import differences_between_hosts, refuse_difference
 from tasks.foundation.machine.tpu import (
     IO_DEVICE,
@@ -196,6 +197,7 @@ class Accelerator:
         environment: devices, threads and versions, as the log records them.
         host: index of this host, from 0.
         exchange: sends numbers between hosts; None for a single host.
+        link: carries frames between hosts, from any thread; None for a single host.
         auto_choice: what `kind: auto` chose, and why; empty for other kinds.
         io_device: device on which checkpoints are written and read; None for the default.
     """
@@ -204,6 +206,7 @@ class Accelerator:
     environment: Environment
     host: int = 0
     exchange: Exchange | None = None
+    link: HostLink | None = None
     auto_choice: str = ""
     io_device: str | None = None
 
@@ -366,6 +369,8 @@ def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
             raise
         for acquired in _acquired:
             acquired.lost = acquired.lost or acquired.accelerator is accelerator
+        if accelerator.link is not None:
+            accelerator.link.close()  # so that no thread of any host waits for one that is gone
         if accelerator.hosts > 1:
             raise AcceleratorLost(
                 f"another of the {accelerator.hosts} workers is gone ({type(fault).__name__}). Committed checkpoints "

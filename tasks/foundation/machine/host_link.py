@@ -6,8 +6,9 @@ and bytes. A frame of a topic that nobody waits for is kept until somebody asks 
 them.
 
 A host that dies closes its connection, even by SIGKILL. Then every thread that waits for a frame, of any host, raises
-`AcceleratorLost` at once: a group that has lost a host cannot go on. A host that is silent raises it after the seconds
-that the caller gives.
+`AcceleratorLost` at once: a group that has lost a host cannot go on. So does a frozen host, from which not even a
+heartbeat comes, after half a minute, and one that lives but does not send what it should, after the seconds that the
+caller gives.
 """
 
 import os
@@ -15,6 +16,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -31,6 +33,10 @@ _HEADER: Final = struct.Struct("!IH")
 _SEND_SECONDS: Final = 60
 # A machine that lost its power closes no connection: it is asked for a sign of life, and given up after 10 + 3 * 5 s.
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# Each host says so often that it lives, and is given up after so long without a word.
+_BEAT_SECONDS: Final = 3.0
+_SILENT_SECONDS: Final = 30.0
+_BEAT: Final = ""  # its topic
 _REMEDY: Final = "Committed checkpoints are kept; run the same command again on all hosts to continue"
 
 
@@ -44,7 +50,7 @@ class HostLink:
     """
 
     def __init__(self, host: int, sockets: Mapping[int, socket.socket]) -> None:
-        """Take over connected sockets, and begin to read from them, in one thread each.
+        """Take over connected sockets, and begin to read from them, in one thread each, and to send heartbeats.
 
         Args:
             host: index of this process's host.
@@ -56,12 +62,14 @@ class HostLink:
         # Only single calls into C change what threads share, so no signal can leave a lock behind.
         self._frames: dict[tuple[int, str], queue.SimpleQueue[bytes | None]] = {}
         self._lost: list[str] = []
+        self._heard = dict.fromkeys(self._sockets, time.monotonic())
         for other, connection in self._sockets.items():
             _prepare(connection)
             reader = threading.Thread(
                 target=self._read, args=(other, connection), name=f"baton-host-{other}", daemon=True
             )
             reader.start()
+        threading.Thread(target=self._beat, name="baton-host-beat", daemon=True).start()
         # A child that outlives this process must not keep its connections open.
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -81,20 +89,8 @@ class HostLink:
             raise ValueError(
                 f"a frame of topic {topic[:50]} has {len(data)} bytes; at most {MOST_FRAME_BYTES} are sent"
             )
-        head = _HEADER.pack(len(data), len(name)) + name
-        for other, connection in self._sockets.items():
-            try:
-                with self._sending[other]:
-                    connection.sendall(head)
-                    connection.sendall(data)
-            except OSError as fault:
-                silent = isinstance(fault, BlockingIOError)
-                why = f"took nothing for {_SEND_SECONDS} s" if silent else "closed its connection"
-                self._lose(f"host {other} {why}")
-                raise self._error() from fault
-            except BaseException:  # a signal came in the middle of a frame: what follows could not be read
-                self.close()
-                raise
+        for other in self._sockets:
+            self._send(other, name, data)
 
     def receive(self, topic: str, host: int, *, seconds: float) -> bytes:
         """Wait for the next frame of a topic.
@@ -105,15 +101,23 @@ class HostLink:
             seconds: the longest wait.
 
         Raises:
-            AcceleratorLost: a host is gone, or nothing of this topic came in time.
+            AcceleratorLost: a host is gone or frozen, or nothing of this topic came in time.
         """
         frames = self._of(host, topic)
-        if self._lost:  # frames that came before are still delivered
-            frames.put(None)
-        try:
-            data = frames.get(timeout=max(seconds, 0.0))
-        except queue.Empty:
-            raise AcceleratorLost(f"host {host} sent no {topic} for {seconds:.0f} s. {_REMEDY}") from None
+        until = time.monotonic() + seconds
+        while True:
+            if self._lost:  # frames that came before are still delivered
+                frames.put(None)
+            now = time.monotonic()
+            try:
+                data = frames.get(timeout=min(max(until - now, 0.0), _BEAT_SECONDS))
+                break
+            except queue.Empty:
+                silent = now - self.last_heard(host)
+                if silent > _SILENT_SECONDS:
+                    raise AcceleratorLost(f"host {host} has been silent for {silent:.0f} s. {_REMEDY}") from None
+                if now >= until:
+                    raise AcceleratorLost(f"host {host} sent no {topic} for {seconds:.0f} s. {_REMEDY}") from None
         if data is None:
             frames.put(None)  # for other threads that wait for it
             raise self._error()
@@ -138,6 +142,10 @@ class HostLink:
             return None
         return [data, *(self.receive(topic, other, seconds=seconds) for other in self._sockets)]
 
+    def last_heard(self, host: int) -> float:
+        """When anything last came from a host, in seconds of `time.monotonic`."""
+        return self._heard[host]
+
     def close(self) -> None:
         """Close the connections; threads that wait for a frame raise `AcceleratorLost`."""
         self._lose("this process has closed its connections")
@@ -149,6 +157,28 @@ class HostLink:
     def _leave_to_parent(self) -> None:
         for connection in self._sockets.values():
             connection.close()
+
+    def _send(self, other: int, topic: bytes, data: bytes) -> None:
+        connection = self._sockets[other]
+        try:
+            with self._sending[other]:
+                connection.sendall(_HEADER.pack(len(data), len(topic)) + topic)
+                connection.sendall(data)
+        except OSError as fault:
+            silent = isinstance(fault, BlockingIOError)
+            why = f"took nothing for {_SEND_SECONDS} s" if silent else "closed its connection"
+            self._lose(f"host {other} {why}")
+            raise self._error() from fault
+        except BaseException:  # a signal came in the middle of a frame: what follows could not be read
+            self.close()
+            raise
+
+    def _beat(self) -> None:
+        with suppress(AcceleratorLost):  # who waits for a frame raises it
+            while not self._lost:
+                for other in self._sockets:
+                    self._send(other, _BEAT.encode(), b"")
+                time.sleep(_BEAT_SECONDS)
 
     def _of(self, host: int, topic: str) -> "queue.SimpleQueue[bytes | None]":
         return self._frames.setdefault((host, topic), queue.SimpleQueue())
@@ -173,6 +203,9 @@ class HostLink:
                 name, data = _bytes_from(connection, name_size), _bytes_from(connection, size)
                 if name is None or data is None:
                     break
+                self._heard[host] = time.monotonic()
+                if name == _BEAT.encode():
+                    continue
                 frames = self._of(host, name.decode())
                 if frames.qsize() >= _MOST_KEPT:
                     why = f"sent {_MOST_KEPT} frames of one topic that nobody read"

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tasks.foundation.errors import AcceleratorLost
+from tasks.foundation.machine import host_link
 from tasks.foundation.machine.host_link import MOST_FRAME_BYTES, HostLink
 
 LONG = 60.0
@@ -132,6 +133,21 @@ def test_silence_is_lost_after_the_seconds_that_were_given(trio: list[HostLink])
         chief.receive("share", 1, seconds=0.01)
     first.send("share", b"late")
     assert chief.receive("share", 1, seconds=LONG) == b"late"
+
+
+def test_a_frozen_host_is_lost_though_its_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "_BEAT_SECONDS", 0.02)
+    chief, other = linked(2)
+    for _ in range(3):  # while a host lives, it is heard again and again
+        heard = chief.last_heard(1)
+        while chief.last_heard(1) == heard:
+            with pytest.raises(AcceleratorLost, match="host 1 sent no share"):
+                chief.receive("share", 1, seconds=0.01)
+    monkeypatch.setattr(other, "_send", lambda *_: None)
+    monkeypatch.setattr(host_link, "_SILENT_SECONDS", 0.2)
+    with pytest.raises(AcceleratorLost, match="host 1 has been silent for"):
+        chief.receive("share", 1, seconds=1e6)
+    chief.close()
 
 
 def test_close_ends_the_waits_of_its_own_process(trio: list[HostLink]) -> None:
