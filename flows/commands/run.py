@@ -19,10 +19,11 @@ from flows.opened_run import Goal, Run, override_to_continue
 from flows.process import Terminated, has_temporary_home, stop_reason
 from flows.process_start import fast_imports
 from flows.result import RelayResult, leaves_time, result_of_interrupted
-from flows.runner import import_stages, read_tip_ahead
+from flows.runner import InProcess, import_stages, read_tip_ahead
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.messages import masked, shown
 from tasks.foundation.telemetry.console import Console
@@ -99,6 +100,8 @@ def run(
 def _train(admitted: Admitted, parameters: Mapping[str, object], console: Console) -> RelayResult | None:
     """Train beside the flow run that Prefect records. Its embedded server starts while TensorFlow is imported.
 
+    Of several hosts only the chief has a flow run, the one of the run; the others do without Prefect.
+
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
@@ -108,13 +111,18 @@ def _train(admitted: Admitted, parameters: Mapping[str, object], console: Consol
     run, reached = admitted.run, list[RelayResult]()
     try:
         set_quiet_defaults()
-        start = PrefectStart()
+        start = PrefectStart() if is_chief(run.spec.accelerator, os.environ) else None
         read_tip_ahead(run.spec, run.home, admitted.head)
-        console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
-        if has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
+        starting = "TensorFlow" if start is None else "Prefect and TensorFlow"
+        console.emit(Note(text=f"starting {starting}; the home is {run.home.uri}"))
+        if start is not None and has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
             console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
         with fast_imports():
             import_stages(run.spec)
+        if start is None:
+            from flows.relay import relay  # imports what only a training process needs
+
+            return relay(admitted, InProcess(), telemetry=console, whole_process=True)
         with flow_run_of_command(admitted, parameters, connect=start.connect, notes=console) as flow_run:
             train_beside(admitted, flow_run, console=console, on_result=reached.append)
     except (Terminated, KeyboardInterrupt) as fault:

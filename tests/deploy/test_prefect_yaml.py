@@ -18,10 +18,13 @@ IMAGES = {
     "baton/orchestrator": {"train-run", "evaluate-best"},
     "baton/prepare-data": {"prepare-data"},
     "baton/train-cpu": {"init-or-restore", "train-segment"},
+    "baton/train-gpu": {"init-or-restore", "train-segment"},
     "baton/train-tpu": {"init-or-restore", "train-segment"},
     "baton/checkpoint": {"checkpoint-to-gcs"},
     "baton/evaluate": {"evaluate"},
 }
+# What trains on GPUs of a cluster; the other stages run there as those of the TPU run do.
+ON_GPU = {"train-run/gpu", "init-or-restore/gpu", "train-segment/gpu"}
 FLOWS = {"train-run", "prepare-data", "init-or-restore", "train-segment", "checkpoint-to-gcs", "evaluate"}
 
 
@@ -49,7 +52,7 @@ def test_every_flow_has_every_kind_of_deployment() -> None:
     names = [name_of(deployment) for deployment in deployments()]
     assert len(names) == len(set(names))
     kinds = {f"{flow}/{kind}" for flow in FLOWS for kind in ("process", "docker", "kubernetes")}
-    assert set(names) == kinds | {
+    assert set(names) == kinds | ON_GPU | {
         "train-run/nightly",
         "train-run/nightly-kubernetes",
         "evaluate-best/weekly",
@@ -126,15 +129,19 @@ def test_run_files_and_overrides_are_valid() -> None:
         kind = re.sub("^(nightly|weekly)-", "", deployment["name"])
         named = {stage.deployment for stage in spec.stages.remote().values()}
         expected = {f"{flow}/{kind}" for flow in FLOWS - {"train-run"}} if overrides else set()
+        if kind == "gpu":
+            expected = {name.replace("/gpu", "/kubernetes") for name in expected - ON_GPU} | (expected & ON_GPU)
         assert named == expected, name_of(deployment)
         # A cluster never uses `auto`, and a commit must fit into the notice of a spot node.
-        on_tpu = (spec.accelerator.kind, spec.stages.evaluate.accelerator is not None, spec.stop.grace_seconds < 15)
-        assert on_tpu == (("tpu", True, True) if kind == "kubernetes" else ("auto", False, False)), name_of(deployment)
+        found = (spec.accelerator.kind, spec.stages.evaluate.accelerator is not None, spec.stop.grace_seconds < 15)
+        on_cluster = {"kubernetes": "tpu", "gpu": "gpu"}.get(kind)
+        assert found == ((on_cluster, True, True) if on_cluster else ("auto", False, False)), name_of(deployment)
 
 
 def test_mounted_folders_exist() -> None:
     for deployment in deployments():
-        for volume in deployment["work_pool"].get("job_variables", {}).get("volumes", []):
+        pool = deployment["work_pool"]
+        for volume in pool["job_variables"].get("volumes", []) if pool["name"] == "baton-docker" else []:
             here, there, mode = volume.split(":")
             assert (CHECKOUT / here / "digits" / "run.yaml").is_file()
             assert (there, mode) == ("/code", "ro")

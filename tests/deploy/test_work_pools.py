@@ -7,9 +7,10 @@ from typing import Any
 import docker
 import kubernetes_validate
 import pytest
+import yaml
 from docker.models import containers
 
-from tests.deploy.rendering import container, job_manifest, template
+from tests.deploy.rendering import DEPLOY, container, job_manifest, template
 
 IMAGE = {"image": "registry/baton/train-tpu"}
 # The only variables that differ between the two Kubernetes templates.
@@ -76,6 +77,32 @@ def test_tpu_jobs_request_tpu_on_spot_node() -> None:
     assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in pod(manifest)["tolerations"]
 
 
+def test_gpu_jobs_request_gpus_of_a_type() -> None:
+    written = yaml.safe_load((DEPLOY / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    (variables,) = [
+        each["work_pool"]["job_variables"]
+        for each in written
+        if each["name"] == "gpu" and each["entrypoint"].endswith(":train_segment")
+    ]
+    more = {"image_pull_secrets": [{"name": "registry"}], "priority_class": "training", "ephemeral_storage": "50Gi"}
+    manifest = job_manifest(template("kubernetes"), variables | more)
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    (made,) = pod(manifest)["containers"]
+    assert made["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert made["resources"]["requests"]["ephemeral-storage"] == "50Gi"
+    assert pod(manifest)["nodeSelector"]["cloud.google.com/gke-accelerator"] == "nvidia-l4"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod(manifest)["tolerations"]
+    assert pod(manifest)["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert (pod(manifest)["imagePullSecrets"], pod(manifest)["priorityClassName"]) == (
+        [{"name": "registry"}],
+        "training",
+    )
+    # Nothing of it is requested by default.
+    plain = pod(job_manifest(template("kubernetes"), IMAGE))
+    assert plain["containers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {}}
+    assert "priorityClassName" not in plain
+
+
 def test_other_tpu_and_on_demand_nodes() -> None:
     base = template("tpu")
     del base["variables"]["properties"]["spot"]["default"]
@@ -107,17 +134,18 @@ def test_run_files_can_be_a_volume() -> None:
     assert environment(manifest)["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
 
 
-def test_kubernetes_templates_differ_only_in_tpu() -> None:
+def test_kubernetes_templates_differ_only_in_devices() -> None:
     plain, tpu = template("kubernetes"), template("tpu")
     of_plain, of_tpu = plain["variables"]["properties"], tpu["variables"]["properties"]
     assert set(of_tpu) - set(of_plain) == TPU_VARIABLES
-    assert set(of_plain) - set(of_tpu) == {"node_selector"}
+    assert set(of_plain) - set(of_tpu) == {"node_selector", "gpus"}
     for manifest in (plain, tpu):
         of_pod = pod(manifest["job_configuration"]["job_manifest"])
         del of_pod["nodeSelector"]
         of_pod["containers"][0].pop("securityContext", None)
         for kind in ("requests", "limits"):
             of_pod["containers"][0]["resources"][kind].pop("google.com/tpu", None)
+            of_pod["containers"][0]["resources"][kind].pop("nvidia.com/gpu", None)
     assert plain["job_configuration"] == tpu["job_configuration"]
 
 
