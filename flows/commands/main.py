@@ -119,6 +119,11 @@ VERBS: Final = {
         "Execute committed steps again; compare every bit with the log.",
         ("baton audit run.yaml --last",),
     ),
+    "hosts": Verb(
+        "hosts:hosts",
+        "Print the TF_CONFIG of this host, as baton run reads it here.",
+        ("baton hosts", "srun --ntasks-per-node=1 baton hosts"),
+    ),
     "doctor": Verb(
         "doctor:doctor",
         "Check a run file, its code, data and store; start nothing.",

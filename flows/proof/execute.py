@@ -24,7 +24,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.cluster import Cluster, cluster_of
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -116,7 +116,7 @@ class Laboratory:
 
 
 def hosts_of(spec: RunSpec) -> int:
-    """The number of hosts in TF_CONFIG for a multi_worker run, else 1. All of them are processes of this machine."""
+    """The number of hosts of a multi_worker run, else 1. All of them are processes of this machine."""
     return len(cluster_of(os.environ).addresses) if spec.accelerator.kind == "multi_worker" else 1
 
 
@@ -201,10 +201,8 @@ class FreshProcesses:
         if self._hosts == 1:
             return [{}]
         addresses = _free_addresses(self._hosts)
-        configs = [
-            {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": host}} for host in range(self._hosts)
-        ]
-        return [{"TF_CONFIG": json.dumps(config)} for config in configs]
+        clusters = [Cluster(tuple(addresses), host) for host in range(self._hosts)]
+        return [{"TF_CONFIG": json.dumps(cluster.tf_config())} for cluster in clusters]
 
     def _finished(
         self, execution: Execution, chief: "subprocess.Popen[bytes]", *, killed: bool = False

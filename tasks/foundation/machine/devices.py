@@ -62,12 +62,19 @@ def worker_strategy(cluster: Cluster) -> Any:
         AcceleratorError: the connection failed, or the workers have different numbers of devices.
     """
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(cluster.tf_config()["cluster"]),
+                task_type="worker",
+                task_id=cluster.host,
+                num_accelerators={"GPU": len(gpus())},
+            )
+        )
     except (tf.errors.OpError, RuntimeError, ValueError) as fault:
         raise AcceleratorError(
             f"worker {cluster.host} of {', '.join(cluster.addresses)} could not connect to the others "
             f"({type(fault).__name__}: {str(fault).splitlines()[0]}); check that all of them run the same command and "
-            "that the addresses in TF_CONFIG are reachable"
+            f"that the addresses in {cluster.source} are reachable"
         ) from fault
     _restore_sigterm_handler()
     if strategy.num_replicas_in_sync % len(cluster.addresses):
