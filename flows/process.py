@@ -113,6 +113,11 @@ def sigterm_raises() -> Iterator[None]:
     try:
         with sighup_as_sigterm(), leaving_in_time():
             yield
+    except RuntimeError as fault:
+        # If TensorFlow is about to raise an error, such as that another host is gone, it raises this one instead.
+        if f"REPLACED BY {Terminated.__name__}" not in str(fault):
+            raise
+        raise Terminated from fault
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -18,6 +18,7 @@ from flows import process_start
 from flows.commands.main import main
 from flows.process import mask_library_output
 from tasks.foundation.log.attempts import read_attempts
+from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
 from tests.support.training_process import wait_for
@@ -47,6 +48,20 @@ from flows.with_prefect.server import PrefectStart, set_quiet_defaults
 set_quiet_defaults()
 print(PrefectStart()._server.process.pid, flush=True)
 time.sleep(600)
+"""
+
+# Another host is gone, and the signal arrives while TensorFlow makes the error.
+STOPPED_IN_ERROR = """
+import signal
+import tensorflow as tf
+from flows.process import Terminated, sigterm_raises
+
+tf.errors.InvalidArgumentError.__init__ = lambda *given: signal.raise_signal(signal.SIGTERM)
+try:
+    with sigterm_raises():
+        tf.function(tf.reshape)(tf.zeros(3), tf.constant([2, 2]))
+except Terminated:
+    print("stopped")
 """
 
 PROOF = """
@@ -135,6 +150,11 @@ def test_a_child_started_after_its_parents_death_exits(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     assert subprocess.run([*script, str(os.getpid()), *wanted], check=False).returncode == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_sigterm_while_tensorflow_makes_an_error_is_a_stop() -> None:
+    stopped = forked.run([sys.executable, "-c", STOPPED_IN_ERROR], capture_output=True, text=True, check=False)
+    assert (stopped.returncode, stopped.stdout) == (0, "stopped\n"), stopped.stderr
 
 
 VERBS = {
