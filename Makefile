@@ -46,9 +46,10 @@ lint: install
 bench: install
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 
-# About 350 interruptions of real runs and 400 plans of store faults; over an hour on two cores.
+# About 410 interruptions of real runs and 400 plans of store faults; over an hour on two cores.
 chaos: install
 	$(BIN)/python -m tests.end_to_end.chaos
+	$(BIN)/python -m tests.end_to_end.hosts_chaos
 	$(BIN)/python -m tests.end_to_end.cloud_chaos --plans 400
 	$(BIN)/python -m tests.protocol
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py

@@ -243,8 +243,25 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2, help="runs at the same time")
     parser.add_argument("--runs", default="digits,text", help="names of the run files, used in turn")
     options = parser.parse_args()
+    return run_and_print(
+        lambda folder, print_line: chaos(
+            Plan(
+                seed=options.seed,
+                training=options.training,
+                moments=None if options.moments == "all" else int(options.moments),
+                lanes=options.lanes,
+                runs=tuple(options.runs.split(",")),
+                folder=folder,
+            ),
+            print_line,
+        )
+    )
+
+
+def run_and_print(interrupt: Callable[[Path, Callable[[str], None]], Tally]) -> int:
+    """Interrupt runs in an empty folder, print each event and the table, and return the exit code."""
     began = time.monotonic()
-    # Its processes import `tests.support`.
+    # The processes import `tests.support`.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
     def print_line(line: str) -> None:
@@ -252,17 +269,7 @@ def main() -> int:
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
-        tally = chaos(
-            Plan(
-                seed=options.seed,
-                training=options.training,
-                moments=None if options.moments == "all" else int(options.moments),
-                lanes=options.lanes,
-                runs=tuple(options.runs.split(",")),
-                folder=Path(folder),
-            ),
-            print_line,
-        )
+        tally = interrupt(Path(folder), print_line)
     for line in tally.table():
         print_line(line)
     print_line("FAULTS found, see above" if tally.bad else "no commit was lost, and every run ended the same")

@@ -4,6 +4,7 @@ Two more options: `--without-seed-state` leaves the seeds out of the state tree,
 notices. `--report` writes the report, which takes a tenth of such a short process.
 """
 
+import os
 import sys
 
 from flows import result
@@ -32,4 +33,8 @@ if __name__ == "__main__":
         leave_out_report()
     if _BROKEN in sys.argv:
         leave_out_seed_state()
+    if "BATON_TEST_HOLD" in os.environ:
+        from tests.support.moments import hold_where_asked
+
+        hold_where_asked()
     sys.exit(exits_with(main([word for word in sys.argv[1:] if word not in {_BROKEN, _REPORT}])))

@@ -35,6 +35,7 @@ class Workers:
         notes: Path,
         file: Path | None = None,
         last: Mapping[str, Any] | None = None,
+        env: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         """Start them.
 
@@ -47,6 +48,7 @@ class Workers:
             notes: an existing folder for their output.
             file: another run file than the shipped one.
             last: what is different on the last host: more `extra`, another `file`, an `env`.
+            env: more environment variables, by host.
         """
         last = {"extra": [], "file": file, "env": {}, **(last or {})}
         addresses = free_addresses(hosts)
@@ -59,7 +61,7 @@ class Workers:
                 *options,
                 extra=[*settings, *own["extra"]],
                 notes=notes,
-                env=_place(addresses, index) | own["env"],
+                env={**_place(addresses, index), **own["env"], **(env or {}).get(index, {})},
                 file=own["file"],
             )
             for index, own in enumerate([*[alike] * (hosts - 1), last])
