@@ -7,7 +7,7 @@
 
 Figures: a wall clock with commits, b steps a second, c input, d starts, e transfers, f commits on gs://, g the head of
 a long log, h peak memory (with a), i stall at a commit, j borders of segments, k train states in memory,
-l transforms, m commands.
+l transforms, m commands, n saves of several hosts.
 
 The machine must be idle. `--baton LABEL=PATH` measures another checkout in the same rounds; it needs a `.venv` of its
 own. `--profile` says which threads the processor seconds of Baton's processes go to.
@@ -23,7 +23,17 @@ from pathlib import Path
 
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.environments import Baton, free_port, peer_python, prefect_server
-from tests.benchmarks.figures import borders, cloud_commits, commands, others, speed, starts, transforms, wall_clock
+from tests.benchmarks.figures import (
+    borders,
+    cloud_commits,
+    commands,
+    others,
+    shares,
+    speed,
+    starts,
+    transforms,
+    wall_clock,
+)
 from tests.benchmarks.machine import machine_words
 from tests.benchmarks.plan import QUICK, TRIAL, WHOLE, Plan, with_rounds
 from tests.benchmarks.process import until_step
@@ -97,6 +107,12 @@ def _commands(bench: Bench, plan: Plan) -> None:
     commands.commands(bench, plan.digits, rounds=plan.command_rounds)
 
 
+def _shares(bench: Bench, plan: Plan) -> None:
+    shares.shares(
+        bench, plan.shared, hosts=plan.hosts, megabytes_per_second=plan.megabytes_per_second, rounds=plan.share_rounds
+    )
+
+
 _FIGURES: dict[str, Callable[[Bench, Plan], None]] = {
     "a": _wall_clock,
     "b": _speed,
@@ -110,6 +126,7 @@ _FIGURES: dict[str, Callable[[Bench, Plan], None]] = {
     "k": _train_states,
     "l": _transforms,
     "m": _commands,
+    "n": _shares,
 }
 
 
@@ -153,7 +170,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="shorter runs and fewer rounds")
     parser.add_argument("--trial", action="store_true", help="tiny models; only shows that everything runs")
-    parser.add_argument("--only", default="abcdefgijklm", metavar="LETTERS", help="figures, as abd; a brings h")
+    parser.add_argument("--only", default="abcdefgijklmn", metavar="LETTERS", help="figures, as abd; a brings h")
     parser.add_argument("--rounds", type=int, help="rounds of every figure; default: the plan's")
     parser.add_argument("--baton", action="append", default=[], metavar="LABEL=PATH", help="one more checkout")
     parser.add_argument("--no-peers", action="store_true", help="only Baton and the plain loop")
@@ -167,8 +184,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     whole = not (options.quick or options.trial or options.baton or options.no_peers)
     if options.output is None and whole and options.only == parser.get_default("only"):
         options.output = _RESULTS
-    if not set(options.only) <= set("abcdefghijklm"):
-        parser.error(f"--only {options.only}: figures are the letters a to m")
+    if not set(options.only) <= set("abcdefghijklmn"):
+        parser.error(f"--only {options.only}: figures are the letters a to n")
     return options
 
 

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from tests.benchmarks.workloads import DIGITS, MEDIUM, PERCEPTRON, TINY, TRANSFORMER_1GB, TRANSFORMER_250MB, Workload
+from tests.benchmarks.workloads import (
+    DIGITS,
+    MEDIUM,
+    PERCEPTRON,
+    TINY,
+    TRANSFORMER_1GB,
+    TRANSFORMER_64MB,
+    TRANSFORMER_250MB,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,7 @@ class Plan:
         input_examples, input_seconds: of parts c and l.
         log_entries: of part g.
         command_rounds: of part m.
+        shared, hosts, megabytes_per_second, share_rounds: of part n.
     """
 
     rounds: int
@@ -59,6 +69,10 @@ class Plan:
     input_seconds: float = 5.0
     log_entries: int = 10_000
     command_rounds: int = 10
+    shared: Workload = TRANSFORMER_64MB
+    hosts: tuple[int, ...] = (2, 4, 8)
+    megabytes_per_second: float = 8.0
+    share_rounds: int = 1
 
 
 WHOLE = Plan(
@@ -101,10 +115,13 @@ TRIAL = Plan(
     input_seconds=0.2,
     log_entries=20,
     command_rounds=1,
+    shared=TINY,
+    hosts=(2,),
+    megabytes_per_second=1.0,
 )
 
 
 def with_rounds(plan: Plan, rounds: int) -> Plan:
     """The same with another number of rounds everywhere."""
     walls = tuple(replace(wall, rounds=rounds, peer_rounds=rounds) for wall in plan.walls)
-    return replace(plan, rounds=rounds, start_rounds=rounds, walls=walls)
+    return replace(plan, rounds=rounds, start_rounds=rounds, share_rounds=rounds, walls=walls)

@@ -50,6 +50,14 @@ TRANSFORMER_1GB = Workload(
     batch=2,
     bytes=1_065_000_000,
 )
+# Seven blocks alike: hosts can share it evenly.
+TRANSFORMER_64MB = Workload(
+    name="transformer 64 MB",
+    build="transformer",
+    options={"width": 256, "blocks": 7, "length": 16},
+    batch=8,
+    bytes=68_000_000,
+)
 PERCEPTRON = Workload(name="perceptron", build="perceptron", batch=16, bytes=300_000)
 DIGITS = Workload(name="digits", build="build_model", model_file=_DIGITS, batch=64, bytes=200_000, digits=True)
 MEDIUM = Workload(
