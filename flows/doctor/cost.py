@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tasks.foundation.state.train_state import TrainState
 
 
+_ONE_HOST = "the doctor runs on one host"
 # Only this part of a checkpoint is transferred; the rest is assumed to be as fast.
 _SENT_BYTES = 256 << 20
 
@@ -67,7 +68,7 @@ def check_commit(storage: Storage, state: "TrainState") -> Finding:
     began = time.monotonic()
     snapshot = take_snapshot(state, copy=beside)
     if snapshot is None:
-        raise AssertionError("the doctor runs on one host")
+        raise AssertionError(_ONE_HOST)
     stall = time.monotonic() - began
     sample, share = _first_values(snapshot)
     processor_seconds: list[float] = []
@@ -77,6 +78,8 @@ def check_commit(storage: Storage, state: "TrainState") -> Finding:
         attempt = uuid.uuid4().hex
         staged = write_snapshot(sample, home, base=0, attempt=attempt, processed=processor_seconds.append)
         commit = stall + (time.monotonic() - began) * share
+        if staged is None:
+            raise AssertionError(_ONE_HOST)
         restore = _seconds_to_restore(home, staged, sample, state, share)
     cadence = CommitCadence(CheckpointSpec(), state_bytes=size)
     cadence.stalled(stall if beside else commit)
@@ -110,7 +113,9 @@ def _first_values(snapshot: "Snapshot") -> tuple["Snapshot", float]:
     values = snapshot.values[:count]
     # None is checked for NaN: after a step whose loss is not finite, which the check "step" reports, a commit is
     # measured all the same.
-    return dataclasses.replace(snapshot, values=values, trainable=()), sum(sizes) / sum(sizes[:count])
+    layout = dataclasses.replace(snapshot.layout, files_of=(range(values[-1].location.shard + 1),))
+    sample = dataclasses.replace(snapshot, values=values, trainable=(), layout=layout)
+    return sample, sum(sizes) / sum(sizes[:count])
 
 
 def _seconds_to_restore(

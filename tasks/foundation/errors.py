@@ -29,6 +29,7 @@
     ├── DamagedDataset          exit 4  a shard differs from the manifest
     ├── StateMismatch           exit 2  the checkpoint belongs to another model
     ├── AnotherVersion          exit 2  a file in the home was written by a newer Baton
+    ├── HostsDiffer             exit 4  hosts that must hold the same state hold different values
     ├── AcceleratorLost         exit 3  devices or other hosts went away during the run
     ├── StageLost               exit 3  a remote stage crashed or disappeared
     ├── RunAtWork               exit 3  another process is training this run
@@ -210,6 +211,12 @@ class AnotherVersion(BatonError):
     """A newer Baton wrote a file or a stage's call; it is sound, but this version cannot read it."""
 
     exit_code = 2
+
+
+class HostsDiffer(BatonError):
+    """Hosts that must hold the same train state hold different values, so one of them computes wrongly."""
+
+    exit_code = 4
 
 
 class AcceleratorLost(BatonError):

@@ -310,7 +310,7 @@ class CommitInterval:
             reason: of the stop.
             grace_left: seconds until the machine may end.
         """
-        # The chief's, because only the chief writes.
+        # The longest: the chief commits when all hosts have written.
         cost = float(trainer.accelerator.gather_from_hosts([self._seconds_of_save(trainer)]).max())
         if cost <= grace_left:
             self.commit(trainer, reason)
@@ -383,7 +383,7 @@ class CommitInterval:
         """
         if self._saves is None:
             return False
-        if trainer.accelerator.broadcast_from_chief(fits_memory(trainer.state)):
+        if trainer.accelerator.all_agree(fits_memory(trainer.state)):
             return True
         if not self._saves.memory_was_short:
             self._saves.memory_was_short = True
@@ -393,7 +393,7 @@ class CommitInterval:
         return False
 
     def _begin_save(self, saves: AsyncSaves, trainer: Trainer, reason: ExitReason) -> SegmentResult:
-        """Take a snapshot, and begin to write it. With several hosts, all of them call it; the chief writes.
+        """Take a snapshot, and begin to write it. With several hosts, all of them call it, and each writes its share.
 
         What fails is raised where somebody waits for the save.
         """

@@ -88,6 +88,7 @@ def _restore(state: TrainState, home: Storage, ref: CheckpointRef, initial: Abst
     _set_changed_learning_rates(state, manifest, carried)
     state.finalize()
     state.earlier_files.remember(ref.path, manifest.files)
+    state.shares.restored(ref.step)
 
 
 def _carried(state: TrainState, home: Storage, manifest: CheckpointManifest, where: str) -> CarriedState | None:

@@ -6,6 +6,8 @@ The training thread takes a snapshot (`snapshot.py`) and hands it over. In the t
 2. `commit`: `commit_staged` appends the log entry, and applies the retention policies. Now it is *committed*.
 3. `then`: what needs the entry, such as an evaluation or TensorBoard's files.
 
+Of several linked hosts, each has such a thread, which writes its share; only the chief's stages and commits.
+
 There is one save at a time. After a failure the thread runs nothing until the failure has been raised in the training
 thread, so nothing is committed on top of what failed. All hosts wait for the save in flight together. Until it is
 committed, the checkpoint is known by a reference without digests, `CheckpointRef.in_flight`.
@@ -130,11 +132,11 @@ class AsyncSaves:
         left = max(typical - taken, 0.0) if self.busy else 0.0
         return left + typical
 
-    def begin(self, write: Callable[[], CheckpointRef]) -> None:
+    def begin(self, write: Callable[[], CheckpointRef | None]) -> None:
         """Begin a save. Waits until the save before is over.
 
         Args:
-            write: stages the checkpoint.
+            write: stages the checkpoint; it returns None on hosts other than the chief, which write their share.
 
         Raises:
             BatonError: the save before failed.
@@ -291,7 +293,7 @@ def wait_for_save(saves: AsyncSaves | None, hosts: Hosts) -> int | None:
     """Wait for the save in flight, if there is one. This is a collective: all hosts call it in the same order.
 
     Args:
-        saves: of this process; only the chief's are in flight. None: saves are made in line.
+        saves: of this process; only the chief's are committed. None: saves are made in line.
         hosts: of the run.
 
     Returns:
@@ -300,7 +302,7 @@ def wait_for_save(saves: AsyncSaves | None, hosts: Hosts) -> int | None:
     Raises:
         NonFinite: the state in flight has weights that are not finite; raised on every host.
         AcceleratorLost: on hosts other than the chief: a save of the chief failed.
-        BatonError: on the chief: what failed.
+        BatonError: on the chief, and on the host where it failed: what failed.
     """
     if saves is None:
         return None

@@ -1,5 +1,6 @@
 """The train state at one step, copied into host memory, so that training can go on while it is written.
 
+Of several linked hosts, each copies its share (`state/host_shares.py`), once the hosts have compared what they hold.
 Weights that are not finite are refused before anything of them is written.
 """
 
@@ -17,6 +18,7 @@ from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecor
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.machine.processes import enough_memory_for_snapshot
 from tasks.foundation.state.digest import OBJECT_GRAPH, stored_name
+from tasks.foundation.state.host_shares import HostShares
 from tasks.foundation.state.host_state import PageBuffer
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
 
@@ -38,7 +40,7 @@ class StoredValue:
         name: in the checkpoint's files.
         dtype: a number of TensorFlow's enum `DataType`.
         array: the value; a string's bytes as they are in a file, uint8 [size].
-        crc32c: of a string, whose checksum is not that of its bytes; None for a number.
+        crc32c: of a string, whose checksum is not that of its bytes, and of what was compared; None: not known yet.
         location: where it belongs in the files.
     """
 
@@ -66,8 +68,9 @@ class Snapshot:
         signature: path, dtype and shape of each leaf.
         compiled_learning_rates, optimizers: see `TrainState`.
         trainable: key and path of each leaf that must be finite.
-        values: TensorFlow's graph, then the values in the order of the files.
-        resting_files: indices of the files whose values training does not update.
+        values: of this host, in the order of the files.
+        layout: of the files of all hosts.
+        shares: of the state.
         earlier_files: of the checkpoint before, and then of this one.
         memory: holds the values; None if they are still in the model's variables. Then do not train until they are
             written.
@@ -82,21 +85,27 @@ class Snapshot:
     optimizers: Mapping[str, OptimizerRecord]
     trainable: tuple[tuple[str, str], ...]
     values: tuple[StoredValue, ...]
-    resting_files: frozenset[int]
+    layout: FileLayout
+    shares: HostShares
     earlier_files: EarlierFiles
     memory: memoryview | None
     buffer: PageBuffer
 
     def shards(self) -> list[list[memoryview]]:
-        """The content of each data file, in parts. It is one part if the values were copied."""
-        sizes = _sizes_of_shards(self.values)
+        """The content of each data file of this host, in parts. It is one part if the values were copied."""
+        sizes = _sizes_of_shards(self.values, self.files)
         if self.memory is not None:
             begins = _shard_begins(sizes)
             return [[self.memory[begin : begin + size]] for begin, size in zip(begins, sizes, strict=True)]
         shards: list[list[memoryview]] = [[] for _ in sizes]
         for value, gap in _with_gaps(self.values):
-            shards[value.location.shard] += [memoryview(bytes(gap)), value.data]
+            shards[value.location.shard - self.files.start] += [memoryview(bytes(gap)), value.data]
         return shards
+
+    @property
+    def files(self) -> range:
+        """Indices of the data files of this host."""
+        return self.layout.files_of[self.shares.host]
 
     def release(self) -> None:
         """Give the memory back, for the next snapshot. Nothing may read this one afterwards."""
@@ -114,21 +123,24 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
             needed.
 
     Returns:
-        The snapshot; None on hosts other than the chief, because only the chief writes.
+        The snapshot of this host's share; None if the chief saves all, and this host is another one.
 
     Raises:
         ModelError: the random streams of the replicas could not be restored.
+        HostsDiffer: hosts hold different values; raised on all of them.
     """
     state.replica_variables.gather()
     state.seeds.require_derived()
-    if not state.accelerator.is_chief:
+    shares = state.shares
+    if not shares.saves:
         return None
-    values, layout = _values_of(state)
+    values, layout = _values_of(state, where)
     memory = None
     if copy:
-        sizes = _sizes_of_shards(values)
+        files = layout.files_of[shares.host]
+        sizes = _sizes_of_shards(values, files)
         memory = state.page_buffer.borrow(sum(map(_in_pages, sizes)))
-        values = _copied(values, memory, _shard_begins(sizes))
+        values = _copied(values, memory, dict(zip(files, _shard_begins(sizes), strict=True)))
     return Snapshot(
         step=state.step,
         where=where,
@@ -138,7 +150,8 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
         optimizers=state.optimizers,
         trainable=tuple(_trainable(state)),
         values=values,
-        resting_files=layout.resting_files,
+        layout=layout,
+        shares=shares,
         earlier_files=state.earlier_files,
         memory=memory,
         buffer=state.page_buffer,
@@ -146,8 +159,8 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
 
 
 def snapshot_bytes(state: TrainState) -> int:
-    """Host memory that a snapshot of a train state needs, in bytes."""
-    return sum(map(_bytes_of_variable, state.saved.values()))
+    """Memory of this host that a snapshot of a train state needs, in bytes."""
+    return state.shares.bytes_of_mine
 
 
 def fits_memory(state: TrainState) -> bool:
@@ -161,47 +174,49 @@ def reserve_memory(state: TrainState) -> None:
 
     Call it when a step has been trained, so that what the step needs is taken already.
     """
-    if not state.accelerator.is_chief or state.page_buffer.size or not fits_memory(state):
+    shares = state.shares
+    if not shares.saves or state.page_buffer.size or not fits_memory(state):
         return
     graph, _ = string_tensor(state.object_graph)
-    sizes = {key: _bytes_of_variable(variable) for key, variable in state.saved.items()}
-    layout = _layout(state, sizes, len(graph))
-    shards = _shard_sizes(layout.locations, [len(graph), *(sizes[key] for key in layout.keys)])
-    state.page_buffer.reserve(sum(map(_in_pages, shards)) + _SPARE_BYTES)
-
-
-def _bytes_of_variable(variable: Any) -> int:
-    return (variable.shape.num_elements() or 0) * int(variable.dtype.size)
+    layout = _layout(state, shares.sizes, len(graph))
+    sizes = {OBJECT_GRAPH: len(graph), **shares.sizes}
+    files = layout.files_of[shares.host]
+    mine = [(location, sizes[key]) for key, location in layout.locations.items() if location.shard in files]
+    state.page_buffer.reserve(sum(map(_in_pages, _shard_sizes(mine, files))) + _SPARE_BYTES)
 
 
 def _layout(state: TrainState, sizes: Mapping[str, int], graph_bytes: int) -> FileLayout:
-    return arrange(sizes, graph_bytes=graph_bytes, resting=resting_keys(state.leaves, sizes))
+    shares = state.shares
+    resting = resting_keys(state.leaves, sizes, state.accelerator.replicas)
+    return arrange(sizes, graph_bytes=graph_bytes, resting=resting, owners=shares.owners, hosts=shares.hosts)
 
 
-def _values_of(state: TrainState) -> tuple[tuple[StoredValue, ...], FileLayout]:
+def _values_of(state: TrainState, where: str) -> tuple[tuple[StoredValue, ...], FileLayout]:
+    """The values of this host, which are the same on the others, where they should be; and where all values go."""
+    shares = state.shares
     graph, graph_crc32c = string_tensor(state.object_graph)
-    arrays = state.host_values.read()
-    layout = _layout(state, {key: array.nbytes for key, array in arrays.items()}, len(graph))
-    first = StoredValue(
-        key=OBJECT_GRAPH,
-        name=OBJECT_GRAPH,
-        dtype=tf.string.as_datatype_enum,
-        array=np.frombuffer(graph, np.uint8),
-        crc32c=graph_crc32c,
-        location=layout.locations[0],
-    )
-    rest = (
-        StoredValue(
+    arrays = state.host_values.read(shares.mine)
+    crcs = shares.require_same(arrays, state.host_values.read, step=state.step, where=where)
+    layout = _layout(state, shares.sizes | {key: array.nbytes for key, array in arrays.items()}, len(graph))
+    files = layout.files_of[shares.host]
+
+    def stored(key: str, location: Location) -> StoredValue:
+        crc32c: int | None
+        if key == OBJECT_GRAPH:
+            dtype, array, crc32c = tf.string, np.frombuffer(graph, np.uint8), graph_crc32c
+        else:
+            dtype, array, crc32c = state.saved[key].dtype, arrays[key], crcs.get(key)
+        return StoredValue(
             key=key,
-            name=stored_name(key),
-            dtype=state.saved[key].dtype.as_datatype_enum,
-            array=arrays[key],
-            crc32c=None,
+            name=key if key == OBJECT_GRAPH else stored_name(key),
+            dtype=dtype.as_datatype_enum,
+            array=array,
+            crc32c=crc32c,
             location=location,
         )
-        for key, location in zip(layout.keys, layout.locations[1:], strict=True)
-    )
-    return (first, *rest), layout
+
+    mine = tuple(stored(key, location) for key, location in layout.locations.items() if location.shard in files)
+    return mine, layout
 
 
 def _trainable(state: TrainState) -> Iterator[tuple[str, str]]:
@@ -210,8 +225,8 @@ def _trainable(state: TrainState) -> Iterator[tuple[str, str]]:
             yield replica_key(leaf.path, 0) if leaf.per_replica else leaf.path, leaf.path
 
 
-def _copied(values: Sequence[StoredValue], memory: memoryview, begins: Sequence[int]) -> tuple[StoredValue, ...]:
-    """The same values, copied into memory, with zeros between them."""
+def _copied(values: Sequence[StoredValue], memory: memoryview, begins: Mapping[int, int]) -> tuple[StoredValue, ...]:
+    """The same values, copied into memory, each file where it begins there, with zeros between values."""
     area = np.frombuffer(memory, np.uint8)
     pairs: list[tuple[Any, Any]] = []
     copies: list[Any] = []
@@ -257,7 +272,7 @@ def _bytes_of(array: Any) -> Any:
 
 def _with_gaps(values: Iterable[StoredValue]) -> Iterator[tuple[StoredValue, int]]:
     """Each value, and the number of bytes between it and the one before in its file."""
-    shard = end = 0
+    shard, end = -1, 0
     for value in values:
         if value.location.shard != shard:
             shard, end = value.location.shard, 0
@@ -265,16 +280,16 @@ def _with_gaps(values: Iterable[StoredValue]) -> Iterator[tuple[StoredValue, int
         end = value.location.offset + value.array.nbytes
 
 
-def _sizes_of_shards(values: Sequence[StoredValue]) -> list[int]:
-    return _shard_sizes([value.location for value in values], [value.array.nbytes for value in values])
+def _sizes_of_shards(values: Sequence[StoredValue], files: range) -> list[int]:
+    return _shard_sizes([(value.location, value.array.nbytes) for value in values], files)
 
 
-def _shard_sizes(locations: Sequence[Location], sizes: Sequence[int]) -> list[int]:
-    """The size of each data file, of tensors at `locations` with `sizes` in bytes."""
-    shards = [0] * (locations[-1].shard + 1)
-    for location, size in zip(locations, sizes, strict=True):
+def _shard_sizes(tensors: Iterable[tuple[Location, int]], files: range) -> list[int]:
+    """The size of each of some data files, from the tensors in them: where each is, and its size in bytes."""
+    shards = dict.fromkeys(files, 0)
+    for location, size in tensors:
         shards[location.shard] = location.offset + size
-    return shards
+    return list(shards.values())
 
 
 def _shard_begins(sizes: Sequence[int]) -> list[int]:
@@ -302,7 +317,7 @@ def require_finite(snapshot: Snapshot) -> None:
     """
     values = {value.key: value.array for value in snapshot.values}
     for key, path in snapshot.trainable:
-        if not all_finite(values[key]):
+        if key in values and not all_finite(values[key]):  # otherwise another host looks at it
             raise NonFinite(
                 f"step {snapshot.step}{snapshot.where}: {path} holds NaN or infinity, which is not committed. Lower "
                 "the learning rate, clip gradients, or look at the data of these steps",

@@ -6,16 +6,18 @@ own writer needs live tensors and a local file, copies through the page cache, a
 sorted table of keys and values in the format of LevelDB, without compression, see
 https://github.com/google/leveldb/blob/main/doc/table_format.md.
 
-Files whose bytes stay are not written again (`write.py`), so values that do not change have data files of their own.
+Files whose bytes stay are not written again (`write.py`), so values that do not change have data files of their own. Of
+several hosts that save together, each has files of its own.
 TensorFlow reads the files; `bundle_errors` explains what it raises when it cannot.
 """
 
 import struct
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import tensorflow as tf
@@ -27,6 +29,7 @@ from tasks.foundation.contracts.checkpoint import replica_key
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.messages import message
 from tasks.foundation.model.variables import Leaf
+from tasks.foundation.state.digest import OBJECT_GRAPH
 from tasks.foundation.storage.transfers import mask_crc32c, masked_crc32c
 
 _BLOCK_BYTES = 256 << 10
@@ -141,16 +144,17 @@ class Location:
     offset: int
 
 
-def locate(sizes: Sequence[int], *, shard_bytes: int, borders: Collection[int] = ()) -> list[Location]:
+def locate(sizes: Sequence[int], *, shard_bytes: int, borders: Collection[int] = (), shard: int = 0) -> list[Location]:
     """Distribute tensors to data files, in their order.
 
     Args:
         sizes: of the tensors, in bytes.
         shard_bytes: the size of a file is at most this; a larger tensor has a file of its own.
         borders: indices of tensors that begin a file.
+        shard: index of the first file.
     """
     found: list[Location] = []
-    shard = end = 0
+    end = 0
     for index, size in enumerate(sizes):
         offset = -(-end // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
         if offset and (offset + size > shard_bytes or index in borders):
@@ -208,41 +212,67 @@ _LEAST_RESTING_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLayout:
-    """The order of values in the data files.
+    """Where each value is in the data files.
 
     Attributes:
-        keys: of all values; those that training may change come first, each part sorted.
-        resting: how many keys at the end are of values that training does not update.
-        locations: of TensorFlow's graph, which comes first, and then of each key.
+        locations: of each value, by key, in the order of the files; TensorFlow's graph is one of them.
+        files_of: indices of the files that each host writes.
+        resting_files: indices of the files that hold only values that training does not update.
     """
 
-    keys: tuple[str, ...]
-    resting: int
-    locations: tuple[Location, ...]
+    locations: Mapping[str, Location]
+    files_of: tuple[range, ...]
+    resting_files: frozenset[int]
 
     @property
-    def resting_files(self) -> frozenset[int]:
-        """Indices of the files that hold only values that training does not update."""
-        return frozenset(found.shard for found in self.locations[len(self.locations) - self.resting :])
+    def files(self) -> int:
+        """Number of data files."""
+        return self.files_of[-1].stop
 
 
-def arrange(sizes: Mapping[str, int], *, graph_bytes: int, resting: Collection[str]) -> FileLayout:
-    """Arrange values in files.
+def arrange(
+    sizes: Mapping[str, int],
+    *,
+    graph_bytes: int,
+    resting: Collection[str],
+    owners: Mapping[str, int] | None = None,
+    hosts: int = 1,
+) -> FileLayout:
+    """Arrange values in files: those that training may change come first, each part sorted by key.
 
     A value of at least half a file has one of its own: an embedding that no batch touches changes alone, or not.
 
+    The files of one host do not depend on what only another one knows. So with several hosts, values without an owner,
+    whose sizes only the chief knows, are one file together with TensorFlow's graph.
+
     Args:
         sizes: bytes of each value, by key.
-        graph_bytes: size of TensorFlow's graph.
+        graph_bytes: size of TensorFlow's graph, which comes first.
         resting: keys of values that training does not update.
+        owners: the host that writes each value; None: one host writes all.
+        hosts: how many write.
     """
-    keys = (*sorted(sizes.keys() - set(resting)), *sorted(resting))
-    ordered = [graph_bytes, *(sizes[key] for key in keys)]
-    return FileLayout(
-        keys=keys,
-        resting=len(resting),
-        locations=tuple(locate(ordered, shard_bytes=SHARD_BYTES, borders=_borders(ordered, len(resting)))),
-    )
+    sizes = {OBJECT_GRAPH: graph_bytes, **sizes}
+    moving, resting = [OBJECT_GRAPH, *sorted(sizes.keys() - {OBJECT_GRAPH, *resting})], sorted(resting)
+    if owners is None or hosts == 1:
+        owners = dict.fromkeys(sizes, 0)
+    locations: dict[str, Location] = {}
+    resting_files: set[int] = set()
+    files_of: list[range] = []
+    files = 0
+    for host in range(hosts):
+        begin = files
+        first, last = ([key for key in keys if owners.get(key) == host] for keys in (moving, resting))
+        ordered = [sizes[key] for key in (*first, *last)]
+        found = locate(ordered, shard_bytes=SHARD_BYTES, borders=_borders(ordered, len(last)), shard=begin)
+        resting_files |= {each.shard for each in found[len(first) :]}
+        apart = [key for key in moving if host == 0 and key not in owners]
+        files = found[-1].shard + 1 if found else begin
+        found += locate([sizes[key] for key in apart], shard_bytes=sys.maxsize, shard=files)
+        files += bool(apart)
+        locations |= zip((*first, *last, *apart), found, strict=True)
+        files_of.append(range(begin, files))
+    return FileLayout(locations=locations, files_of=tuple(files_of), resting_files=frozenset(resting_files))
 
 
 def _borders(sizes: Sequence[int], resting: int) -> set[int]:
@@ -250,25 +280,21 @@ def _borders(sizes: Sequence[int], resting: int) -> set[int]:
     return large | {index + 1 for index in large} | {len(sizes) - resting}
 
 
-def resting_keys(leaves: Sequence[Leaf], sizes: Mapping[str, int]) -> frozenset[str]:
+def resting_keys(leaves: Sequence[Leaf], sizes: Mapping[str, int], replicas: int) -> frozenset[str]:
     """Return the keys of large values that training does not update, such as the weights of a frozen layer.
 
     Args:
         leaves: of the train state.
         sizes: bytes of each value, by key.
+        replicas: number of replicas on all hosts.
     """
     return frozenset(
         key
         for leaf in leaves
         if leaf.path.startswith("model/") and not leaf.trainable and not leaf.seed
-        for key in _keys(leaf)
+        for key in (map(partial(replica_key, leaf.path), range(replicas)) if leaf.per_replica else (leaf.path,))
         if sizes.get(key, 0) >= _LEAST_RESTING_BYTES
     )
-
-
-def _keys(leaf: Leaf) -> list[str]:
-    components: tuple[Any, ...] = leaf.components
-    return [replica_key(leaf.path, index) for index in range(len(components))] if leaf.per_replica else [leaf.path]
 
 
 # Those of TensorFlow's reader, of its operations, of the object graph and of protocol buffers.

@@ -148,7 +148,11 @@ DIGEST_THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 
 
 class LeafHasher:
-    """Hashes the leaves of a state, in as many threads as call `hash_leaves`."""
+    """Hashes the leaves of a state, in as many threads as call `hash_leaves`.
+
+    Attributes:
+        leaves: key to form (dtype and shape) and sha256 of the leaves that are hashed.
+    """
 
     def __init__(self, keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> None:
         """Begin with no leaf.
@@ -159,7 +163,7 @@ class LeafHasher:
         """
         self._waiting = iter(list(keys))  # taking the next of a list is one call into C, so threads can share it
         self._value_of = value_of
-        self._leaves: dict[str, tuple[str, str]] = {}
+        self.leaves: dict[str, tuple[str, str]] = {}
 
     def hash_leaves(self, blocks: Callable[[memoryview], Iterable[memoryview]] = lambda data: (data,)) -> None:
         """Hash leaves until none waits.
@@ -172,14 +176,19 @@ class LeafHasher:
             sha256 = hashlib.sha256()
             for block in blocks(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data):  # without a copy
                 sha256.update(block)
-            self._leaves[key] = (f"{value.dtype.name}\0{list(value.shape)}", sha256.hexdigest())
+            self.leaves[key] = (f"{value.dtype.name}\0{list(value.shape)}", sha256.hexdigest())
 
     def digest(self) -> StateDigest:
         """The digest of all leaves; call it when every `hash_leaves` has returned."""
-        root = hashlib.sha256()
-        for key, (form, sha256) in sorted(self._leaves.items()):
-            root.update(f"{key}\0{form}\0{sha256}\n".encode())
-        return StateDigest(root=root.hexdigest(), leaves={key: self._leaves[key][1] for key in sorted(self._leaves)})
+        return digest_of_leaves(self.leaves)
+
+
+def digest_of_leaves(leaves: Mapping[str, tuple[str, str]]) -> StateDigest:
+    """Compute the digest of a state from its leaves: key to form and sha256, see `LeafHasher`."""
+    root = hashlib.sha256()
+    for key, (form, sha256) in sorted(leaves.items()):
+        root.update(f"{key}\0{form}\0{sha256}\n".encode())
+    return StateDigest(root=root.hexdigest(), leaves={key: leaves[key][1] for key in sorted(leaves)})
 
 
 def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> StateDigest:

@@ -12,8 +12,9 @@ A snapshot reads all variables at once (`HostValues`), and copies them into memo
 import json
 import mmap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -112,34 +113,37 @@ class HostValues:
         self._variables = {key: components(variable)[0] for key, variable in saved.items()}
         self._io_device = io_device
         self._on_host = io_device is None and all(map(_is_on_cpu, self._variables.values()))
-        self._fetched = tf.function(self._trace_fetch, jit_compile=False)
+        self._fetched: dict[tuple[str, ...], Any] = {}
 
     def names(self) -> dict[str, str]:
         """Key to name of each variable."""
         return {key: variable.name.removesuffix(":0") for key, variable in self._variables.items()}
 
-    def read(self) -> dict[str, Any]:
-        """Key to value of every variable.
+    def read(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Key to value of some variables.
 
         On a CPU the arrays share the variables' memory, until these get new values. From an accelerator all values
         come in one batch.
         """
         values: Iterable[Any]
+        variables = [self._variables[key] for key in keys]
         if self._on_host:
-            values = map(_read, self._variables.values())
+            values = map(_read, variables)
         elif self._io_device is None:
-            values = self._fetched()
+            traced = self._fetched.setdefault(tuple(keys), tf.function(partial(_fetch, variables), jit_compile=False))
+            values = traced()
         else:  # behind gRPC, a function cannot return to the memory of another host
-            values = (_on_device(self._io_device, variable) for variable in self._variables.values())
-        return dict(zip(self._variables, map(np.asarray, values), strict=True))
-
-    def _trace_fetch(self) -> list[Any]:
-        return [_on_device("/device:CPU:0", variable) for variable in self._variables.values()]
+            values = (_on_device(self._io_device, variable) for variable in variables)
+        return dict(zip(keys, map(np.asarray, values), strict=True))
 
 
 def _read(variable: Any) -> Any:
     # A third of what read_value() takes, and there may be thousands of variables.
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _fetch(variables: Iterable[Any]) -> list[Any]:
+    return [_on_device("/device:CPU:0", variable) for variable in variables]
 
 
 def _on_device(device: str, variable: Any) -> Any:

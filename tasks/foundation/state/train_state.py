@@ -56,6 +56,7 @@ from tasks.foundation.state.digest import (
     text_of,
     tree_of,
 )
+from tasks.foundation.state.host_shares import HostShares
 from tasks.foundation.state.host_state import HostState, HostValues, PageBuffer
 from tasks.foundation.state.replicas import ReplicaSeeds, ReplicaVariables, returned_leaves
 
@@ -164,6 +165,7 @@ class TrainState:
         saved: key to variable, of everything that a checkpoint holds.
         host_values: reads the values of `saved`.
         object_graph: TensorFlow's description of `saved`, see `digest.py`.
+        shares: which host saves what of `saved`.
         earlier_files: data files of the checkpoint that was last saved or restored.
         page_buffer: the memory that snapshots of this state use, one after the other.
         model_checkpoint: reads the part that belongs to `model_leaves`.
@@ -219,6 +221,7 @@ class TrainState:
         self.signature = signature_of(self.leaves)
         self.replica_variables = ReplicaVariables(self.leaves, accelerator)
         self.saved = self.replica_variables.saved(self.leaves)
+        self.shares = HostShares(self.leaves, self.saved, accelerator)
         self.host_values = HostValues(self.saved, accelerator.io_device)
         self.object_graph = object_graph_of(self.host_values.names())
         self.earlier_files = EarlierFiles()

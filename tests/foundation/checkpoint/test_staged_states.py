@@ -253,7 +253,11 @@ def test_the_manifest_has_the_signature(state: Any, home: LocalStorage) -> None:
 
 def test_every_host_learns_that_weights_are_not_finite(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "take_snapshot", lambda *_given, **_settings: None)  # as on hosts other than the chief
-    chief_found = SimpleNamespace(step=7, accelerator=SimpleNamespace(all_agree=lambda _yes: False))
+    chief_found = SimpleNamespace(
+        step=7,
+        accelerator=SimpleNamespace(all_agree=lambda _yes: False),
+        shares=SimpleNamespace(from_chief=lambda _topic, text: text),
+    )
     with pytest.raises(NonFinite, match="step 7, in segment 2: the chief found weights that are not finite") as found:
         stage_checkpoint(cast(Any, chief_found), home, base=7, attempt="abc", where=", in segment 2")
     assert found.value.step == 7

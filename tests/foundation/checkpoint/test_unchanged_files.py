@@ -18,6 +18,7 @@ from tasks.foundation.checkpoint.verify import find_damage, read_manifest
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.checkpoint import CheckpointRef, FileRecord
 from tasks.foundation.errors import StorageError
+from tasks.foundation.state.digest import OBJECT_GRAPH
 from tasks.foundation.state.train_state import EarlierFiles
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.local import LocalStorage
@@ -295,9 +296,38 @@ def test_files_hold_values_of_one_kind(moving: list[int], resting: list[int], sh
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHARD_BYTES", shard_bytes)
         layout = arrange({**sizes, **apart}, graph_bytes=10, resting=apart)
-    assert sorted(layout.keys) == sorted({**sizes, **apart})
-    file_of = dict(zip(layout.keys, (found.shard for found in layout.locations[1:]), strict=True))
+    file_of = {key: found.shard for key, found in layout.locations.items()}
+    assert file_of.keys() == {OBJECT_GRAPH, *sizes, *apart}
     assert {file_of[key] for key in apart} == layout.resting_files
     # A value without bytes changes no file.
     assert not {file_of[key] for key, size in sizes.items() if size} & layout.resting_files
     assert 0 not in layout.resting_files
+
+
+@settings(derandomize=True)
+@given(
+    values=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.booleans()), max_size=12),
+    apart=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+    shard_bytes=st.integers(1, 400),
+)
+def test_each_file_belongs_to_one_host(
+    values: list[tuple[int, int, bool]], apart: tuple[int, int], shard_bytes: int
+) -> None:
+    sizes = {f"v{number}": size for number, (size, _, _) in enumerate(values)}
+    owners = {f"v{number}": host for number, (_, host, _) in enumerate(values)}
+    resting = {f"v{number}" for number, (_, _, rests) in enumerate(values) if rests}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHARD_BYTES", shard_bytes)
+        one, other = (
+            arrange({**sizes, "host/callbacks": size}, graph_bytes=10, resting=resting, owners=owners, hosts=3)
+            for size in apart
+        )
+    assert one.locations.keys() == {OBJECT_GRAPH, "host/callbacks", *sizes}
+    # What only the chief knows moves no value of any host, and is one file.
+    assert (one.files_of, one.resting_files) == (other.files_of, other.resting_files)
+    assert {key: one.locations[key] for key in sizes} == {key: other.locations[key] for key in sizes}
+    assert one.locations["host/callbacks"].shard == one.locations[OBJECT_GRAPH].shard == one.files_of[0][-1]
+    assert [index for files in one.files_of for index in files] == list(range(one.files))
+    for key, location in one.locations.items():
+        assert location.shard in one.files_of[owners.get(key, 0)]
+        assert (location.shard in one.resting_files) <= (key in resting or not sizes.get(key, 1))

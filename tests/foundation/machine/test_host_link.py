@@ -13,6 +13,7 @@ import pytest
 from tasks.foundation.errors import AcceleratorLost
 from tasks.foundation.machine import host_link
 from tasks.foundation.machine.host_link import MOST_FRAME_BYTES, HostLink
+from tests.support.linked_hosts import linked
 
 LONG = 60.0
 
@@ -24,15 +25,6 @@ def trio() -> Iterator[list[HostLink]]:
     yield links
     for link in links:
         link.close()
-
-
-def linked(hosts: int) -> list[HostLink]:
-    """The links of hosts in one process, the chief's first."""
-    pairs = {host: socket.socketpair() for host in range(1, hosts)}
-    return [
-        HostLink(0, {host: pair[0] for host, pair in pairs.items()}),
-        *(HostLink(host, {0: pair[1]}) for host, pair in pairs.items()),
-    ]
 
 
 def fault_of(work: Callable[[], object]) -> Exception | None:
