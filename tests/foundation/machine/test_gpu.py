@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine import devices as gpu
-from tasks.foundation.machine.devices import gpu_strategy, grow_memory, why_no_gpu
+from tasks.foundation.machine.cluster import Cluster
+from tasks.foundation.machine.devices import gpu_strategy, grow_memory, why_no_gpu, worker_strategy
 
 
 def have(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
@@ -51,3 +52,16 @@ def test_several_gpus_are_mirrored_and_one_is_not(monkeypatch: pytest.MonkeyPatc
     assert gpu_strategy() == ["GPU:0", "GPU:1", "GPU:2"]
     have(monkeypatch, 1)
     assert gpu_strategy() is tf.distribute.get_strategy()
+
+
+def test_every_gpu_of_a_worker_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def make(resolver: Any) -> Any:
+        asked.append((resolver.task_id, resolver.num_accelerators(), resolver.cluster_spec().as_dict()))
+        return SimpleNamespace(num_replicas_in_sync=6)
+
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", make)
+    have(monkeypatch, 3)
+    worker_strategy(Cluster(("a:2222", "b:2222"), 1))
+    assert asked == [(1, {"GPU": 3}, {"worker": ["a:2222", "b:2222"]})]
