@@ -1,6 +1,7 @@
 """The artifacts that show a run in Prefect's UI, made from its log, and the sink that keeps them up to date.
 
-A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes.
+A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes. After it, the
+state of the flow run is read: if it was cancelled, the process stops. A worker tells its processes, but may be gone.
 
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
 the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
@@ -13,7 +14,9 @@ import contextvars
 import hashlib
 import json
 import logging
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +24,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
 from flows.facts import RunFacts
 from flows.opened_run import Run
+from flows.process import Terminated, is_clean_stop
 from tasks.evaluate.report.charts import curves_of as curves_in_log
 from tasks.evaluate.report.charts import pictures_of
 from tasks.evaluate.report.page import PAGE
@@ -34,6 +38,7 @@ from tasks.evaluate.report.sections import checkpoint_cells
 from tasks.foundation.contracts.log_entry import Entry, Evaluation, Head
 from tasks.foundation.log.history import commit_of, history_of, newest_commits
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.machine.stops import PROCESS_STOP
 from tasks.foundation.messages import counted, masked
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 MOST_ROWS: Final = 100
 # Limit of one request, and of the last update when the run ends.
@@ -233,6 +239,18 @@ class PrefectArtifacts:
         Raises:
             Exception: any error of the API or the connection.
         """
+        self._request(lambda client: self._put(client, artifact))
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the flow run.
+
+        Raises:
+            Exception: any error of the API or the connection.
+        """
+        state = self._request(lambda client: client.read_flow_run(self._flow_run_id)).state
+        return state is not None and state.type.value in {"CANCELLING", "CANCELLED"}
+
+    def _request(self, work: "Callable[[SyncPrefectClient], T]") -> T:
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -242,7 +260,7 @@ class PrefectArtifacts:
                 client = get_client(httpx_settings={"timeout": self._request_seconds}, sync_client=True)
                 self._client = client.__enter__()
             try:
-                self._put(self._client, artifact)
+                return work(self._client)
             except Exception:
                 client, self._client = self._client, None
                 client.__exit__(None, None, None)
@@ -298,10 +316,15 @@ def _alt(caption: str) -> str:
     return re.sub(r"[\[\]\\\n]", " ", caption)
 
 
+class FlowRunCancelled(Terminated):
+    """The flow run was cancelled, so this process has stopped itself as by SIGTERM."""
+
+
 class ArtifactPublisher:
     """A `Sink` that keeps the artifacts of a flow run up to date; outside a flow run it does nothing.
 
-    Use it as a context manager: on exit it writes the last state, if the server accepts it within a few seconds.
+    Use it as a context manager: on exit it writes the last state, if the server accepts it within a few seconds,
+    and raises `FlowRunCancelled` if that is why this process was stopped.
     """
 
     def __init__(
@@ -342,6 +365,7 @@ class ArtifactPublisher:
         self._commit: int | None = None  # step of a commit whose event is not emitted yet
         self._closing = False
         self._warned = False
+        self._cancelled = False  # the flow run was, so this process stops
         self._draws_curves = False
         self._drawn: Artifact | None = None
         self._thread: threading.Thread | None = None
@@ -363,6 +387,8 @@ class ArtifactPublisher:
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+        if self._cancelled and fault is not None and is_clean_stop(fault):
+            raise FlowRunCancelled
 
     def emit(self, event: Event) -> None:
         """Mark the artifacts that an event changes; the thread writes them. Never raises."""
@@ -453,6 +479,18 @@ class ArtifactPublisher:
                 step, self._commit = self._commit, None
             if step is not None:
                 self._store.emit_commit(step)
+                if self._store.is_cancelled():
+                    self._stop()
+
+    def _stop(self) -> None:
+        """Stop this process as a SIGTERM of its worker would, unless it is stopping."""
+        with self._changed:
+            # Without a handler, the signal would end the process before it commits.
+            if self._closing or PROCESS_STOP.last_stop is not None or not callable(signal.getsignal(signal.SIGTERM)):
+                return
+            self._cancelled = True
+        self._notes.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""

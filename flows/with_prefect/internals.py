@@ -65,8 +65,8 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lease_shield() -> Iterator[None]:
-    """Keep a server that is down from ending the flow run before the work in this context is done.
+def worker_shield() -> Iterator[None]:
+    """Keep a server that is down, or a worker that is gone, from ending the flow run before the work here is done.
 
     A flow run of a deployment with a concurrency limit renews the lease of its slot every 225 seconds. After three
     failed requests in a row, some five seconds, Prefect 3.9.1 raises CancelledError in the main thread, wherever it is,
@@ -74,11 +74,19 @@ def lease_shield() -> Iterator[None]:
     log lets only one process commit. So the error waits behind the shield that Prefect uses for its own work. The flow
     run then crashes after the work is committed, and the next flow run continues from there.
 
+    A worker reads the output of its flow runs from pipes. Once it is gone, a line of Prefect's log would end the
+    process, because rich raises SystemExit then, and a `print` of the user's code would fail.
+
     Signals are not delayed: Prefect cancels a flow run with SIGTERM.
     """
     from prefect._internal.concurrency.cancellation import shield
+    from rich.console import Console
 
-    with shield():
+    from flows.process import tolerate_closed_readers  # the server's process does without
+
+    # It stays: the engine logs how the flow run ended.
+    setattr(Console, "on_broken_pipe", lambda console: setattr(console, "quiet", True))  # noqa: B010 - for mypy
+    with shield(), tolerate_closed_readers():
         yield
 
 

@@ -27,7 +27,7 @@ from uuid import UUID
 
 from flows.process import Terminated, is_clean_stop, skip_prefect_shutdown, stop_reason
 from flows.runner import Runner
-from flows.with_prefect.artifacts import ArtifactPublisher
+from flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
 from flows.with_prefect.task_runs import PrefectTasks
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, BlowUp
@@ -232,6 +232,8 @@ class FlowRunBeside(Generic[R]):
         self._ended.wait()
         if self._outcome is not None:
             return self._outcome()
+        if isinstance(self._fault, FlowRunCancelled):
+            return cancelled()
         if self._fault is not None and is_clean_stop(self._fault):
             return stopped(stop_reason(self._fault))
         if isinstance(self._fault, BatonError):
@@ -262,6 +264,13 @@ def stopped(reason: str) -> "State[R]":
 
     message = f"{reason}: stopped by a signal; what was trained is committed, and the same command continues"
     return Completed(name="Stopped", message=message, data=reason)  # Prefect refuses a state without data
+
+
+def cancelled() -> "State[R]":
+    """The last state of a flow run that was cancelled while its process trained."""
+    from prefect.states import Cancelled
+
+    return Cancelled(message="cancelled; what was trained is committed, and the same command continues")
 
 
 def failed(fault: BatonError) -> "State[R]":
@@ -431,6 +440,9 @@ def recorded_relay(
         whole_process: whether the process runs only this.
         on_result: called with the result before the last artifacts are made.
         context: waits for the context of the flow run; None: the current one.
+
+    Raises:
+        FlowRunCancelled: the flow run was cancelled, and its worker did not say so.
     """
     # An image whose stages only move files has not what the relay needs.
     from flows.relay import relay

@@ -29,8 +29,9 @@ from flows.proof.receipt import audit_in_scratch, receipt_lines
 from flows.result import RelayResult
 from flows.runner import StageStopped
 from flows.verification import Findings, verify_home
-from flows.with_prefect.internals import lease_shield
-from flows.with_prefect.record import PrefectRunLogger, failed, recorded_relay, tag_flow_run, tags_of
+from flows.with_prefect.artifacts import FlowRunCancelled
+from flows.with_prefect.internals import worker_shield
+from flows.with_prefect.record import PrefectRunLogger, cancelled, failed, recorded_relay, tag_flow_run, tags_of
 from flows.with_prefect.remote_stage import runner_for
 from flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
 from tasks.foundation.contracts.data_spec import SetName
@@ -134,9 +135,11 @@ def train_run(
 
         logger = PrefectRunLogger(logger_of_stage)
         tag_flow_run(run.spec, logger)
-        with tags(*tags_of(run.spec)), lease_shield():
+        with tags(*tags_of(run.spec)), worker_shield():
             # The process of a deployment's flow run exists for this run only.
             result = recorded_relay(run, admission, telemetry=logger, whole_process=deployment.id is not None)
+    except FlowRunCancelled:
+        return cancelled()
     except RunAtWork as fault:
         # A scheduled flow run beside a run at work has nothing to do, and has not failed.
         return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))

@@ -20,7 +20,7 @@ from flows.process import keep_main_module_from_children, mask_library_output
 from flows.process_start import fast_imports
 from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher
-from flows.with_prefect.internals import lease_shield
+from flows.with_prefect.internals import worker_shield
 from flows.with_prefect.record import PrefectRunLogger, failed
 from flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
 from tasks.foundation.checkpoint.save import AsyncSaves
@@ -251,7 +251,7 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
         home = storage.at(call.spec.run)
         with ExitStack() as stack:
             stack.enter_context(tags("baton", f"run:{call.spec.run}"))
-            stack.enter_context(lease_shield())
+            stack.enter_context(worker_shield())
             ledger = stack.enter_context(Ledger())
             stack.enter_context(PROCESS_DEADLINE.for_command(call.spec.stop.grace_seconds))
             logger = PrefectRunLogger(logger_of_stage)

@@ -110,6 +110,26 @@ def test_next_flow_run_continues_after_any_end(
     assert read_history(str(home)) == read_history(straight["home"])
 
 
+def test_cancelled_flow_run_ends_if_its_worker_is_gone(server: str, tmp_path: Path) -> None:
+    file = slow_digits(tmp_path / "slow")
+    prefect = Prefect(server, tmp_path)
+    deployment = prefect.deploy("flows/with_prefect/run_flows.py:train_run", "left-alone")
+    home = tmp_path / "worked" / "digits-cnn"
+    overrides = [f"storage={tmp_path / 'worked'}", "accelerator.kind=cpu", *STEPS, "train.segment_steps=40"]
+    with prefect.worker() as worker:
+        flow_run = prefect.start(deployment, run_file=str(file), overrides=overrides)
+        wait_until(lambda: len(attempts_of(home)) == 1 and trains(home, 0))
+        worker.kill()  # it would tell the process of the cancellation
+        worker.wait(timeout=120)
+        prefect.cancel(flow_run)
+        pid = attempts_of(home)[0].pid
+        wait_until(lambda: is_over(pid))
+    assert prefect.state(flow_run) == "CANCELLED"
+    (attempt,) = attempts_of(home)
+    assert (attempt.ended, attempt.uncommitted_seconds) == ("TerminationSignal", 0)
+    assert commits_of(home)[-1][0] == attempt.step < 1800
+
+
 def test_refused_flow_run_says_its_error_once(server: str, tmp_path: Path) -> None:
     prefect = Prefect(server, tmp_path)
     deployment = prefect.deploy("flows/with_prefect/run_flows.py:train_run", "refused")

@@ -22,7 +22,7 @@ from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.homes import read_history, tip_of
-from tests.support.prefect_server import environment_with, train_runs
+from tests.support.prefect_server import environment_with, post, train_runs
 from tests.support.shipped_runs import DRIVER, run_file, settings
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
@@ -93,6 +93,21 @@ def test_signal_during_training_commits_and_exits_3(
     assert (home / "report" / "index.html").is_file() == (reason == "sigint")
     (state,) = [run["state"] for run in train_runs(server, tmp_path / "runs")]
     assert (state["type"], state["name"]) == ("COMPLETED", "Stopped"), out
+
+
+@pytest.mark.nightly
+def test_cancelled_flow_run_stops_the_command_beside_it(server: str, tmp_path: Path) -> None:
+    environment, runs = environment_with(tmp_path / "prefect", PREFECT_API_URL=server), tmp_path / "runs"
+    with running(environment, "digits", runs, "--json", "--set", "train.segment_steps=200") as process:
+        wait_until(lambda: trains_in_prefect(server, runs), process)
+        (flow_run,) = train_runs(server, runs)
+        post(server, f"flow_runs/{flow_run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+        out = process.communicate(timeout=240)[0].decode()
+    assert process.returncode == 3, out
+    assert "the flow run was cancelled in Prefect" in out
+    last = attempts_of(home_of(runs))[-1]
+    assert (last.uncommitted_seconds, last.committed_step) == (0, tip_of(home_of(runs)).step)
+    assert [run["state"]["type"] for run in train_runs(server, runs)] == ["CANCELLED"], out
 
 
 def processes_of(prefect_home: Path) -> list[int]:

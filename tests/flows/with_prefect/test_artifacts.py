@@ -3,6 +3,7 @@
 import contextvars
 import json
 import re
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -14,14 +15,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flows.opened_run import Run
+from flows.process import Terminated
 from flows.with_prefect import artifacts
-from flows.with_prefect.artifacts import Artifact, ArtifactPublisher, commit_rows, key_of, report_of
+from flows.with_prefect.artifacts import (
+    Artifact,
+    ArtifactPublisher,
+    FlowRunCancelled,
+    commit_rows,
+    key_of,
+    report_of,
+)
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.log.appends import commit, quarantine, rewind
 from tasks.foundation.log.history import commit_of, history_of
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.machine.stops import ProcessStop
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from tasks.foundation.telemetry.formatting import metric_words
@@ -45,6 +55,7 @@ class FakeArtifactStore:
         self.responds = threading.Event()
         self.responds.set()
         self.fault: Exception | None = None
+        self.cancelled = False  # the flow run
 
     def put(self, artifact: Artifact) -> None:
         self.requests.release()
@@ -55,6 +66,9 @@ class FakeArtifactStore:
 
     def emit_commit(self, step: int) -> None:
         self.commits.append(step)
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
 
     def newest(self, part: str) -> Artifact:
         return [artifact for artifact in self.written if artifact.key.endswith(part)][-1]
@@ -203,6 +217,31 @@ def test_a_server_outage_is_reported_once_and_recovered_from(run: FakeRun) -> No
     warnings = [event.text for event in notes.events if isinstance(event, Note) and event.warning]
     assert warnings == ["the run's artifacts in Prefect are outdated (ConnectionError: refused); training continues"]
     assert [row["step"] for row in json.loads(store.newest("commits").data)] == [200, 100, 0]
+
+
+def test_a_cancelled_flow_run_stops_its_process(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*_: object) -> None:
+        raise Terminated
+
+    monkeypatch.setattr(artifacts, "PROCESS_STOP", ProcessStop())  # what ran before in this process
+    store, clock, notes = FakeArtifactStore(), FakeClock(0.0), EventRecorder()
+    store.cancelled = True
+
+    def train() -> None:
+        with publisher(run, store, notes=notes, clock=clock) as sink:
+            clock.seconds = 100.0
+            sink.emit(committed(200))
+            threading.Event().wait(A_LONG_TIME)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        with pytest.raises(FlowRunCancelled):
+            train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [event.text for event in notes.events if isinstance(event, Note)] == [
+        "the flow run was cancelled in Prefect"
+    ]
 
 
 def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:

@@ -13,9 +13,9 @@ WORK = """
 import sys, time, uuid
 from contextlib import nullcontext
 from prefect.concurrency._leases import maintain_concurrency_lease
-from flows.with_prefect.internals import lease_shield
+from flows.with_prefect.internals import worker_shield
 
-shield = lease_shield() if sys.argv[1] == "shielded" else nullcontext()
+shield = worker_shield() if sys.argv[1] == "shielded" else nullcontext()
 try:
     # Prefect's engine does this around every flow run of a deployment with a concurrency limit.
     with maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):

@@ -11,6 +11,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
 from flows.process import Terminated
+from flows.with_prefect.artifacts import FlowRunCancelled
 from flows.with_prefect.record import BeginsWithTraining, FlowRunBeside, Log, PrefectRunLogger, failed
 from tasks.foundation.errors import ModelError, NonFinite, PrefectUnavailable, StoreUnreachable
 from tasks.foundation.telemetry.events import Committed, Note, Training
@@ -219,6 +220,13 @@ def test_refused_flow_run_has_its_error_on_one_line() -> None:
         (True, "ModelError: wrong; hint: correct it", fault)
     ]
     assert [failed(fault).name, failed(NonFinite("NaN", step=7)).name] == ["Failed", "BlewUp"]
+
+
+def test_flow_run_that_was_cancelled_stays_cancelled() -> None:
+    engine = FakeEngine()
+    with pytest.raises(FlowRunCancelled):
+        wait_and_raise(beside(respond, engine), FlowRunCancelled())
+    assert [state.is_cancelled() for state in engine.states] == [True]
 
 
 @pytest.mark.parametrize(("stop", "reason"), [(Terminated(), "sigterm"), (KeyboardInterrupt(), "sigint")])
