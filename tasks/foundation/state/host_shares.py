@@ -5,11 +5,11 @@ With MultiWorkerMirroredStrategy every host holds the whole state. So each host 
 values of its own replicas, it saves itself. What every host keeps for itself, such as the memory of callbacks, the
 chief saves.
 
-Hosts hold the same only as long as all of them compute right. So at each save every leaf is compared between the host
-that saves it and another one, which changes from save to save: after N - 1 saves each host has been compared with each
-other one. Leaves are compared by their crc32c, which is as fast as a copy, and which finds every single wrong bit. It
-is computed from the variables while the training waits, in parts, so it takes no memory. If two hosts differ, nothing
-is saved, and all hosts look at that leaf, so that the odd one among three or more is known.
+Hosts hold the same only as long as all of them compute right. So at each save some leaves of each share are compared
+with those of another host, and after N saves all of them with those of each other host. Leaves are compared by their
+crc32c, which is about as fast as a copy, and which finds every single wrong bit. It is computed from the variables
+while the training waits, in parts, so it takes no memory. If two hosts differ, nothing is saved, and all hosts look at
+that leaf, so that the odd one among three or more is known.
 """
 
 import heapq
@@ -105,12 +105,21 @@ class HostShares:
         self.saves = self.link is not None or accelerator.is_chief
         mine = sorted(key for key in saved if self.owners.get(key, 0) == self.host)
         self.mine = tuple(mine) if self.saves else ()
-        self._same_on_all = sorted(sizes.keys() - fixed.keys())
+        self._pieces = self._divided({key: size for key, size in sizes.items() if key not in fixed})
         # Where addition has no order, as without `train.deterministic`, sound hosts differ too.
         self._compares = self.hosts > 1 and accelerator.environment.deterministic
         self._comparisons = 0
         self._whole: int | None = None
-        self._compared: deque[int] = deque(maxlen=max(self.hosts - 1, 1))
+        self._compared: deque[int] = deque(maxlen=self.hosts)
+
+    def _divided(self, sizes: Mapping[str, int]) -> list[list[list[str]]]:
+        """What is compared of each host's share, in as many pieces as there are hosts."""
+        found: list[list[list[str]]] = []
+        for host in range(self.hosts):
+            share = {key: size for key, size in sizes.items() if self.owners[key] == host}
+            piece_of = owners_of(share, hosts=self.hosts, fixed={})
+            found.append([sorted(key for key in share if piece_of[key] == piece) for piece in range(self.hosts)])
+        return found
 
     @property
     def bytes_of_mine(self) -> int:
@@ -142,23 +151,37 @@ class HostShares:
         """
         if self.link is None or not self._compares:
             return {}
-        shift = 1 + self._comparisons % (self.hosts - 1)
+        turns = turns_of(self._comparisons, self.hosts)
         self._comparisons += 1
-        by_owner = [[key for key in self._same_on_all if self.owners[key] == host] for host in range(self.hosts)]
-        theirs = by_owner[(self.host + shift) % self.hosts]
-        own = {key: crc32c_of(mine[key]) for key in by_owner[self.host]}
-        found = [*own.values(), *self._crcs(theirs, read)]
-        of_hosts = self.link.gather("compared", np.array(found, _CRC_TYPE).tobytes(), seconds=_ANSWER_SECONDS)
-        differing: str | None = None
-        if of_hosts is not None:
-            differing = _first_difference(of_hosts, by_owner, shift)
-        differing = self.from_chief("differing", differing)
+        keys, theirs = self._keys_compared(self.host, turns)
+        own = {key: crc32c_of(mine[key]) for key in keys}
+        found = np.array([*own.values(), *self._crcs(theirs, read)], _CRC_TYPE).tobytes()
+        of_hosts = self.link.gather("compared", found, seconds=_ANSWER_SECONDS)
+        differing = self.from_chief("differing", None if of_hosts is None else self._first_difference(of_hosts, turns))
         if differing is not None:
             raise HostsDiffer(self._verdict(differing, read, step=step, where=where))
         self._compared.append(step)
-        if len(self._compared) == self.hosts - 1:
+        if len(self._compared) == self.hosts:
             self._whole = self._compared[0]
         return own
+
+    def _keys_compared(self, host: int, turns: Sequence[tuple[int, int]]) -> tuple[list[str], list[str]]:
+        """The leaves of a host, and those of others, that it looks at."""
+        own = [key for piece in sorted({piece for _, piece in turns}) for key in self._pieces[host][piece]]
+        theirs = [key for shift, piece in turns for key in self._pieces[(host + shift) % self.hosts][piece]]
+        return own, theirs
+
+    def _first_difference(self, of_hosts: Sequence[bytes], turns: Sequence[tuple[int, int]]) -> str | None:
+        """The first leaf that differs, in the order of computation; None if none does."""
+        own: dict[str, int] = {}
+        seen: list[tuple[str, int]] = []
+        for host, data in enumerate(of_hosts):
+            mine, theirs = self._keys_compared(host, turns)
+            crcs = np.frombuffer(data, _CRC_TYPE).tolist()
+            own |= zip(mine, crcs[: len(mine)], strict=True)
+            seen += zip(theirs, crcs[len(mine) :], strict=True)
+        differing = {key for key, crc in seen if crc != own[key]}
+        return sorted_keys(differing)[0] if differing else None
 
     def _crcs(self, keys: Sequence[str], read: Callable[[Sequence[str]], Mapping[str, Any]]) -> Iterator[int]:
         for part in _parts(keys, self.sizes):
@@ -186,6 +209,18 @@ class HostShares:
         return self.from_chief("verdict", text) or ""
 
 
+def turns_of(comparison: int, hosts: int) -> list[tuple[int, int]]:
+    """Return what is compared now: by how much the other host is shifted, and which piece of its share.
+
+    Args:
+        comparison: their number so far. N in a row have each piece of each share compared with each other host.
+        hosts: their number N, at least 2.
+    """
+    every = [(shift, piece) for shift in range(1, hosts) for piece in range(hosts)]
+    begin = comparison % hosts * (hosts - 1)
+    return every[begin : begin + hosts - 1]
+
+
 def difference_message(key: str, crcs: Sequence[int], names: Sequence[str], *, at: str, whole: int | None) -> str:
     """Say which host is the odd one: the one that holds something else than most; otherwise, all that differ.
 
@@ -208,10 +243,10 @@ def difference_message(key: str, crcs: Sequence[int], names: Sequence[str], *, a
     else:
         headline = f"hosts {' and '.join(', '.join(group) for group in (most, *others))} hold different values of {key}"
         remedy = "test the memory and the processors of these machines, or replace them"
-    known = "no earlier step is known at which" if whole is None else f"step {whole} is the last at which"
+    known = "nothing was compared before" if whole is None else f"the whole state was the same up to step {whole}"
     return message(
         f"{at}: {headline}, which must be the same on all of them; this state is not committed",
-        details=[f"{known} the whole state was the same on all hosts"],
+        details=[f"{known}; commits after that may be wrong too"],
         hints=[remedy, "if it happens again on other machines, look for code that sets a variable on one host only"],
     )
 
@@ -238,20 +273,3 @@ def _parts(keys: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]
         size += sizes[key]
     if part:
         yield part
-
-
-def _first_difference(of_hosts: Sequence[bytes], by_owner: Sequence[Sequence[str]], shift: int) -> str | None:
-    """The first leaf of which two hosts have different checksums, in the order of computation; None: there is none.
-
-    Args:
-        of_hosts: from each host, the checksums of its own leaves and of those of the host after it by `shift`.
-        by_owner: the leaves of each host.
-        shift: see above.
-    """
-    crcs = [np.frombuffer(data, _CRC_TYPE) for data in of_hosts]
-    differing: list[str] = []
-    for host, keys in enumerate(by_owner):
-        other = (host - shift) % len(by_owner)
-        own, seen = crcs[host][: len(keys)], crcs[other][len(by_owner[other]) :]
-        differing += [key for key, one, two in zip(keys, own, seen, strict=True) if one != two]
-    return sorted_keys(differing)[0] if differing else None

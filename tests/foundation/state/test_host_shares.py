@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.state.host_shares import difference_message, owners_of
+from tasks.foundation.state.host_shares import difference_message, owners_of, turns_of
 
 SIZES = st.dictionaries(st.text(st.characters(codec="ascii"), min_size=1, max_size=6), st.integers(0, 1 << 40))
 
@@ -49,4 +49,11 @@ def test_what_only_one_host_has_is_its_own(sizes: dict[str, int], hosts: int, da
 def test_the_odd_host_is_named(crcs: list[int], words: str) -> None:
     text = difference_message("model/x", crcs, "abcde"[: len(crcs)], at="step 7", whole=3)
     assert text.startswith(f"step 7: {words}, which must be the same on all of them; this state is not committed")
-    assert "step 3 is the last at which the whole state was the same on all hosts" in text
+    assert "the whole state was the same up to step 3; commits after that may be wrong too" in text
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 8])
+def test_n_saves_compare_every_piece_with_every_host(hosts: int) -> None:
+    for first in range(hosts):
+        turns = [turn for number in range(hosts) for turn in turns_of(first + number, hosts)]
+        assert sorted(turns) == [(shift, piece) for shift in range(1, hosts) for piece in range(hosts)]
