@@ -98,8 +98,9 @@ class HostShares:
             elif leaf.seed:
                 fixed[leaf.path] = 0
             elif leaf.per_replica:
-                for replica in range(accelerator.replicas):
-                    fixed[replica_key(leaf.path, replica)] = replica * self.hosts // accelerator.replicas
+                count = len(leaf.components)  # of this host
+                for replica in range(count * accelerator.hosts):
+                    fixed[replica_key(leaf.path, replica)] = replica // count if self.hosts > 1 else 0
         sizes = {key: size for key, size in self.sizes.items() if key not in apart}
         self.owners = owners_of(sizes, hosts=self.hosts, fixed=fixed)
         self.saves = self.link is not None or accelerator.is_chief
