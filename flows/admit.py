@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.agreed import agree, several_hosts
 from flows.opened_run import Goal, Run
 from flows.process_start import keep_hash_seed
 from flows.result import RelayResult, result_of
@@ -29,10 +30,11 @@ from tasks.foundation.contracts.identity import (
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
+from tasks.foundation.errors import BatonError, RunAtWork, RunFileError, StorageError
 from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
 from tasks.foundation.machine.cluster import cluster_of, is_chief
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
+from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
 from tasks.foundation.machine.tpu import require_one_host
@@ -43,7 +45,7 @@ from tasks.foundation.model.code_changes import (
     certain_changes,
     changes_since_saved,
 )
-from tasks.foundation.model.code_digest import collect_code, require_savable, source_digest
+from tasks.foundation.model.code_digest import require_savable
 from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
@@ -274,6 +276,7 @@ class Admitted:
         take_over: whether the command starts even if another process trains the run.
         head: the folded state of the newest log entry at this moment; None if the run has not begun.
         notes: what the user should know about the storage.
+        link: of this host to the other hosts of the run; None for a single host.
     """
 
     run: Run
@@ -283,6 +286,7 @@ class Admitted:
     take_over: bool
     head: Head | None
     notes: tuple[str, ...]
+    link: HostLink | None = None
 
     def with_examples(self, train_examples: int) -> "Admitted":
         """The same, with the number of training examples in the settings; from it follows where epochs end.
@@ -306,7 +310,8 @@ def admit(
 ) -> Admitted | RelayResult:
     """Check everything that is cheap to check. Nothing of the run is written; the storage is tried out with a probe.
 
-    The process of a command that hashes otherwise than the run's other processes starts anew here.
+    The process of a command that hashes otherwise than the run's other processes starts anew here. Several hosts then
+    meet, and all are admitted or none is.
 
     Args:
         run: the run.
@@ -324,7 +329,33 @@ def admit(
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
         NoProgress: `stop.attempts_without_progress` attempts in a row did not advance the run.
         RunAtWork: another process trains the run.
+        AcceleratorLost: another host did not come.
     """
+
+    def alone() -> Admitted | RelayResult:
+        return _admit_alone(run, goal, accept=accept, try_again=try_again, take_over=take_over, telemetry=telemetry)
+
+    cluster = several_hosts(run)
+    if cluster is None:
+        return alone()
+    found, refusal = None, None
+    try:
+        found = alone()
+    except BatonError as fault:
+        refusal = fault
+    idle = isinstance(found, RelayResult)
+    link = agree(cluster, run, goal, accept=accept, refusal=refusal, nothing_to_do=idle, telemetry=telemetry)
+    if found is None:
+        raise AssertionError("hosts go on only if none has refused") from refusal
+    if isinstance(found, Admitted):  # now a refusal of one is that of all
+        require_recorded_identity(run, found.head, accept=accept)
+        found = replace(found, link=link)
+    return found
+
+
+def _admit_alone(
+    run: Run, goal: Goal, *, accept: Sequence[str], try_again: bool, take_over: bool, telemetry: Sink
+) -> Admitted | RelayResult:
     preflight(run)
     # With initial weights, `preflight` has just asked for it.
     head = run.log.head_seen() if run.spec.init.weights else run.log.head()
@@ -339,7 +370,6 @@ def admit(
     if head is None or accept:
         require_savable(run.spec, run.folder)
     attempts = run.attempts.read()
-    # Every host checks it, so that none waits for a chief that has refused.
     if not try_again:
         require_advancing(run, head, attempts)
     chief = is_chief(run.spec.accelerator, os.environ)
@@ -365,36 +395,6 @@ def require_still_idle(admitted: Admitted, *, telemetry: Sink) -> None:
     """
     if is_chief(admitted.run.spec.accelerator, os.environ):
         require_idle(admitted.run, take_over=admitted.take_over, telemetry=telemetry)
-
-
-def require_same_on_hosts(admitted: Admitted, hosts: "Accelerator | OneHost") -> None:
-    """Compare run file, options, code and packages of all hosts, and with the log. Collective; the first of all.
-
-    Raises:
-        InvalidInput: the hosts differ; on every host.
-        IdentityChanged: the run on disk differs from the run file in a key that is not accepted; on every host.
-    """
-    if hosts.hosts == 1 or isinstance(hosts, OneHost):
-        return
-    run, goal, environment = admitted.run, admitted.goal, hosts.environment
-    hosts.require_same(
-        {
-            **run.spec.model_dump(mode="json", exclude={"train": {"epoch_examples"}}),
-            "storage": run.root.uri,
-            "--until-step": goal.until_step,
-            "--max-segments": goal.max_segments,
-            "--max-seconds": goal.max_seconds,
-            "--cut-at": goal.cuts,
-            "--accept": admitted.accept,
-            **{f"code of {name}": source_digest(data) for name, data in collect_code(run.spec, run.folder).items()},
-            # A run continues with the chief's threads, so the others begin with these too.
-            "accelerator.intra_op_threads": environment.intra_op_threads,
-            "accelerator.inter_op_threads": environment.inter_op_threads,
-            **{f"version of {name}": text for name, text in environment.versions.items() if name != "python"},
-            "Keras": None if environment.keras is None else environment.keras.model_dump(),
-        }
-    )
-    require_recorded_identity(run, admitted.head, accept=admitted.accept)
 
 
 def require_recorded_identity(
@@ -439,8 +439,7 @@ def result_if_done(
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
     reached = goal.reached(head, run.spec)
-    several = run.spec.accelerator.kind == "multi_worker" and len(cluster_of(os.environ).addresses) > 1
-    if reached or not several:  # one of several hosts that refused here would leave the others waiting for it
+    if reached or several_hosts(run) is None:  # several hosts first find out whether they differ from each other
         changes = None if reached else _changes_of_code(run, head)
         require_recorded_identity(run, head, accept=accept, changes=changes)
         if changes and not accept:

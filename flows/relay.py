@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flows.admit import Admitted, features_check, require_same_on_hosts
+from flows.admit import Admitted, features_check
+from flows.agreed import require_same_keras
 from flows.evaluating import Command, Evaluations, is_in_flight
 from flows.opened_run import Run
 from flows.process import last_lines
@@ -105,8 +106,10 @@ def relay(
         if head is not None and is_chief(run.spec.accelerator, os.environ):
             ledger.open(run.home, head, afresh=admitted.try_again)
         recorded = None if head is None else head.environment
-        with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as hosts:
-            require_same_on_hosts(admitted, hosts)
+        with acquired_devices(
+            run.spec, recorded, remote=runner.remote, telemetry=telemetry, link=admitted.link
+        ) as hosts:
+            require_same_keras(hosts)
             sinks = Several((telemetry, ledger, watch))
             try:
                 with (

@@ -15,6 +15,7 @@ from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.interface import Storage
@@ -100,7 +101,12 @@ def read_tip_ahead(spec: RunSpec, home: Storage, head: Head | None) -> None:
 
 @contextmanager
 def acquired_devices(
-    spec: RunSpec, recorded: Environment | None, *, remote: frozenset[str], telemetry: Sink
+    spec: RunSpec,
+    recorded: Environment | None,
+    *,
+    remote: frozenset[str],
+    telemetry: Sink,
+    link: HostLink | None = None,
 ) -> Iterator["Accelerator | OneHost"]:
     """Acquire the accelerator; `OneHost` if every stage that needs one runs in another process.
 
@@ -112,6 +118,7 @@ def acquired_devices(
         recorded: the environment in the run's log; None if the run has not begun.
         remote: names of the stages that run in other processes.
         telemetry: receives notes about the choice of devices.
+        link: of this host to the other hosts of the run; None for a single host.
 
     Raises:
         AcceleratorLost: within the context, devices or other hosts were lost.
@@ -124,7 +131,7 @@ def acquired_devices(
     if spec.accelerator.kind == "multi_worker":
         addresses = cluster_of(os.environ).addresses
         telemetry.emit(Note(text=f"waiting for all workers: {', '.join(addresses)}"))
-    accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)
+    accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic, link=link)
     if accelerator.auto_choice:
         telemetry.emit(Note(text=accelerator.auto_choice))
     with may_be_lost(accelerator):

@@ -189,8 +189,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
-MOST_MODULES = 216
-MOST_LINES = 57_941
+MOST_MODULES = 218
+MOST_LINES = 58_901
 
 
 def test_the_house_does_not_grow() -> None:
@@ -299,10 +299,11 @@ ARROWS_OF_FLOWS = {
     "facts": {"opened_run"},
     "comparison": {"facts", "opened_run"},
     "result": {"facts", "opened_run"},
-    "admit": {"opened_run", "process_start", "result"},
+    "agreed": {"opened_run"},
+    "admit": {"agreed", "opened_run", "process_start", "result"},
     "runner": set(),
     "evaluating": {"admit", "opened_run", "runner"},
-    "relay": {"admit", "evaluating", "opened_run", "process", "result", "runner"},
+    "relay": {"admit", "agreed", "evaluating", "opened_run", "process", "result", "runner"},
     "bare_process": {"process"},
     "proof": {"admit", "bare_process", "opened_run"},
     "doctor": {"admit", "opened_run", "process_start"},

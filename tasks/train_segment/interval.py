@@ -71,6 +71,7 @@ class IntervalWork:
         self._trains_since = 0.0
         self._host_stats = HostStats()
         self._workers: tuple[WorkerStats, ...] = ()
+        self._agreed = ""
         self._partial: MetricRow | None = None
         self._traced: TracedStep | None = None
         self._stopwatch = Stopwatch(telemetry, clock)
@@ -120,6 +121,7 @@ class IntervalWork:
         self._host_stats = HostStats()
         self._partial = trainer.read_partial_row(self._telemetry)
         self._traced = trainer.traced
+        self._agreed = "" if trainer.accelerator.link is None else trainer.accelerator.link.agreed
 
     def result(
         self,
@@ -149,6 +151,7 @@ class IntervalWork:
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
             workers=self._workers if saved is not None else (),
+            agreed=self._agreed if saved is not None else "",
             traced=self._traced if saved is not None else None,
             in_flight=in_flight,
         )

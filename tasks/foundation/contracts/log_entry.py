@@ -48,6 +48,7 @@ class LoggedValues(Contract):
         return [(self.step, float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
+_AGREED = "sha256 of the settings, code and versions that several hosts compared before; empty for a single host"
 _PARTIAL = "the metrics since the newest row, as they are at the commit; no row. None: the commit is at a row"
 
 
@@ -116,6 +117,7 @@ class SegmentResult(Contract):
     read: tuple[CheckpointPath, ...] = Field(
         default=(), description="checkpoints that the process has read whole; the commit says it"
     )
+    agreed: str = Field(default="", description=_AGREED)
 
     def with_staged(self, staged: CheckpointRef) -> "SegmentResult":
         """The result once the checkpoint in flight is staged."""
@@ -264,6 +266,7 @@ class Commit(Contract):
     metadata: dict[str, PlainValue] | None = Field(
         default=None, description="of the run file; None: as in the commit before, or none at the first"
     )
+    agreed: str = Field(default="", description=_AGREED)
 
     @property
     def shown_row(self) -> MetricRow | None:
@@ -300,6 +303,7 @@ class Commit(Contract):
             traced=result.traced,
             logged=result.logged,
             read=result.read,
+            agreed=result.agreed,
             target=target,
         )
 

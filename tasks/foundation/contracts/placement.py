@@ -43,6 +43,10 @@ class AcceleratorSpec(Contract):
         default=None, ge=1, le=1024, description="operations at a time; left out: the number of CPUs at the first start"
     )
 
+    connect_seconds: Annotated[float, operational("how long hosts wait for each other before they begin")] = Field(
+        default=600.0, gt=0, description="kind: multi_worker: seconds that a host waits for the others, then exits 3"
+    )
+
     @model_validator(mode="after")
     def _replicas_need_cpu(self) -> Self:
         if self.replicas > 1 and self.kind != "cpu":

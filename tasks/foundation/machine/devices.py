@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +287,9 @@ class _Acquired:
 _acquired: list[_Acquired] = []
 
 
-def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministic: bool = True) -> Accelerator:
+def acquire(
+    spec: AcceleratorSpec, recorded: Environment | None, *, deterministic: bool = True, link: HostLink | None = None
+) -> Accelerator:
     """The accelerator of this process. The first call creates it; a call after a TPU was lost creates it again.
 
     Args:
@@ -295,6 +297,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
         recorded: the run's recorded environment, whose thread counts and Keras configuration are kept; None for a new
             run.
         deterministic: `train.deterministic`; fixed by the first call.
+        link: of this host to the others; kept by the first call.
 
     Raises:
         InvalidInput: Keras already uses another backend in this process.
@@ -314,7 +317,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
         if deterministic and kind != "tpu":
             tf.config.experimental.enable_op_determinism()
         made = _make(kind, spec, intra, inter, of_keras, deterministic=deterministic, auto_choice=auto_choice)
-        _acquired.append(_Acquired(settings, made, deterministic=deterministic))
+        _acquired.append(_Acquired(settings, replace(made, link=link), deterministic=deterministic))
     acquired = _acquired[0]
     if acquired.settings != settings:
         raise AcceleratorError(

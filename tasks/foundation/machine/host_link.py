@@ -47,6 +47,7 @@ class HostLink:
 
     Attributes:
         host: index of this process's host; 0 is the chief.
+        agreed: digest of what its hosts have agreed on; empty before.
     """
 
     def __init__(self, host: int, sockets: Mapping[int, socket.socket]) -> None:
@@ -56,7 +57,7 @@ class HostLink:
             host: index of this process's host.
             sockets: by the index of the host at the other end. The link closes them.
         """
-        self.host = host
+        self.host, self.agreed = host, ""
         self._sockets = dict(sorted(sockets.items()))
         self._sending = {other: threading.Lock() for other in self._sockets}
         # Only single calls into C change what threads share, so no signal can leave a lock behind.

@@ -5,9 +5,9 @@ checkpoint use collectives, so every worker does all of them in the same order. 
 run's home; the others read its log.
 
 All hosts must compute the same: one that has another model, other data or another length of a segment trains along, and
-spoils the result or waits forever. So all of them compare what they are about to do with what the others are, once
-before the first collective of their work and once when the model is built. All get the same values, so all refuse with
-the same message.
+spoils the result or waits forever. So all of them compare what they are about to do: before TensorFlow is imported
+(`flows/agreed.py`), and what only TensorFlow tells, such as the built model, by collectives. All get the same values,
+so all refuse with the same message.
 """
 
 import hashlib
@@ -82,16 +82,30 @@ def differences_between_hosts(hosts: Hosts, values: Mapping[str, Any]) -> tuple[
         hosts: the hosts of the run.
         values: what has to be the same on all of them, as JSON values; mappings and lists are compared by their leaves.
     """
-    mine = {name: value for key, below in values.items() for name, value in leaves(key, below)}
-    text = json.dumps({name: _short(value) for name, value in mine.items()}, sort_keys=True, default=str).encode()
+    text = json.dumps(comparable(values), sort_keys=True).encode()
     digests = _gather_bytes(hosts, hashlib.sha256(text).digest())
     if len(set(digests)) == 1:
         return ()
     longest = int(hosts.gather_from_hosts([len(text)]).max())
-    every = [json.loads(data) for data in _gather_bytes(hosts, text.ljust(longest))]
+    return differences_between([json.loads(data) for data in _gather_bytes(hosts, text.ljust(longest))])
+
+
+def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of what has to be the same, as JSON that is bounded."""
+    mine = {name: _short(value) for key, below in values.items() for name, value in leaves(key, below)}
+    text = json.dumps(mine, default=str)
+    return dict(json.loads(text))
+
+
+def differences_between(every: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return in what hosts differ, one line for each key.
+
+    Args:
+        every: what `comparable` gives on each host.
+    """
     names = dict.fromkeys(name for each in every for name in each)
     found = {name: [each.get(name, _ABSENT) for each in every] for name in names}
-    return tuple(f"{name}: {_words(those)}" for name, those in found.items() if len(set(map(repr, those))) > 1)
+    return tuple(f"{name}: {values_of_hosts(those)}" for name, those in found.items() if len(set(map(repr, those))) > 1)
 
 
 def refuse_difference(found: Sequence[str]) -> None:
@@ -110,7 +124,7 @@ def refuse_difference(found: Sequence[str]) -> None:
         )
 
 
-def _words(values: Sequence[Any]) -> str:
+def values_of_hosts(values: Sequence[Any]) -> str:
     """The value of each group of hosts that have the same: `48 on host 0, 2; 96 on host 1`."""
     groups: dict[str, list[int]] = {}
     for host, value in enumerate(values):

@@ -1,0 +1,276 @@
+"""What the hosts of a run agree on: one answer to whether it may train, the same settings and code, one storage.
+
+Each host admits the run alone (`admit.py`). Then all of them meet (`machine/agreement.py`), before TensorFlow is
+imported, and before data and model. If one has refused, all end with its error. Otherwise they send the chief what must
+be the same on all of them, and read a file that the chief has just written into its storage, and the newest entry that
+it has read: same settings and another disk would be two runs. The chief compares, and all end with the same message, or
+go on. What they agreed on is in the log as a digest, with each commit.
+
+Only TensorFlow tells the rest, so that is compared later: Keras's configuration here, the built model by
+init-or-restore, and the traced step by train-segment.
+"""
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from flows.opened_run import Goal, Run
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.stage_calls import ErrorReport
+from tasks.foundation.errors import AcceleratorLost, BatonError, FileMissing, InvalidInput
+from tasks.foundation.log.files import entry_path
+from tasks.foundation.machine.agreement import Patience, meet, refusal_of
+from tasks.foundation.machine.cluster import Cluster, cluster_of
+from tasks.foundation.machine.environment import deciding_variables, installed_versions, thread_counts
+from tasks.foundation.machine.host_link import HostLink
+from tasks.foundation.machine.hosts import (
+    OneHost,
+    comparable,
+    differences_between,
+    refuse_difference,
+    values_of_hosts,
+)
+from tasks.foundation.messages import message
+from tasks.foundation.model.code_digest import collect_code, source_digest
+from tasks.foundation.storage.interface import discard
+from tasks.foundation.telemetry.events import Note, Sink
+
+if TYPE_CHECKING:
+    from tasks.foundation.machine.devices import Accelerator
+
+_TOPIC: Final = "agreement"
+# A store that does not respond is tried again for minutes.
+_SECONDS: Final = 600.0
+# A shared disk may show what another machine has written a little later.
+_STORAGE_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.2
+# A run is met for once in a process: then TensorFlow has the port.
+_met: list[HostLink] = []
+
+
+class _FromChief(Contract):
+    """What the chief asks of the other hosts, and later decides."""
+
+    error: ErrorReport | None = None
+    probe: str = ""
+    head: int | None = None
+    digest: str = ""
+    agreed: str = ""
+
+
+class _OfHost(Contract):
+    """What a host tells the chief: what must be the same, and whether it sees the chief's storage; or an error."""
+
+    error: ErrorReport | None = None
+    values: dict[str, object] = Field(default_factory=dict)
+    storage: str = ""
+    sees: bool = False
+    sees_head: bool = True
+
+
+def several_hosts(run: Run) -> Cluster | None:
+    """The hosts that train a run together; None for a single one.
+
+    Raises:
+        AcceleratorError: the environment does not name them.
+    """
+    cluster = cluster_of(os.environ) if run.spec.accelerator.kind == "multi_worker" else None
+    return None if cluster is None or len(cluster.addresses) == 1 else cluster
+
+
+def agree(
+    cluster: Cluster,
+    run: Run,
+    goal: Goal,
+    *,
+    accept: Sequence[str],
+    refusal: BatonError | None,
+    nothing_to_do: bool,
+    telemetry: Sink,
+) -> HostLink | None:
+    """Meet the other hosts, and go on only if all agree.
+
+    Args:
+        cluster: of `several_hosts`.
+        run: the run.
+        goal: how far the command goes.
+        accept: identity keys whose change is accepted.
+        refusal: why this host does not admit the run; None if it does.
+        nothing_to_do: whether this host has nothing to do.
+        telemetry: receives notes about hosts that are missing.
+
+    Returns:
+        The link to the other hosts; None if nothing is left to do.
+
+    Raises:
+        BatonError: a host has refused, or they differ; the same on all hosts.
+        AcceleratorLost: a host did not come, or went away.
+    """
+    if _met:
+        raise AcceleratorLost("this process has trained with other hosts before; start another one on each of them")
+    link, outcomes = meet(
+        cluster,
+        refusal=refusal,
+        nothing_to_do=nothing_to_do,
+        patience=Patience(connect=run.spec.accelerator.connect_seconds),
+        note=lambda text: telemetry.emit(Note(text=text)),
+    )
+    if link is None:
+        return None
+    idle = [host for host, outcome in enumerate(outcomes) if outcome == "nothing_to_do"]
+    if len(idle) == len(outcomes):
+        link.close()
+        return None
+    try:
+        link.agreed = _compare(link, run, _values(run, goal, accept))
+    except BaseException:
+        link.close()
+        raise
+    if idle:
+        link.close()
+        raise AcceleratorLost(
+            f"nothing is left to do on host {', '.join(map(str, idle))}, and the others read the log before it was so; "
+            "run the same command again on all hosts"
+        )
+    _met.append(link)
+    return link
+
+
+def _compare(link: HostLink, run: Run, values: Mapping[str, object]) -> str:
+    """Compare the settings, code and storage of all hosts.
+
+    Returns:
+        The digest of what is the same.
+
+    Raises:
+        BatonError: they differ, or a host cannot tell; the same on all hosts.
+    """
+    if link.host != 0:
+        asked = _answer(link)
+        link.gather(_TOPIC, _said(run, values, asked), seconds=_SECONDS)
+        return _answer(link).agreed
+    probe = f".probe-{uuid.uuid4().hex}-hosts"
+    try:
+        run.root.create(probe, probe.encode())
+        try:
+            head = run.log.head_seen()
+            number = None if head is None else head.number
+            digest = "" if number is None else _entry_digest(run, number)
+            asked = _FromChief(probe=probe, head=number, digest=digest)
+            link.send(_TOPIC, asked.to_json())
+            said = link.gather(_TOPIC, _said(run, values, asked), seconds=_SECONDS) or ()
+            every = [_OfHost.model_validate_json(each) for each in said]
+        finally:
+            discard(run.root, probe)
+        _refuse(every)
+    except AcceleratorLost:
+        raise
+    except BatonError as fault:
+        refused = fault if isinstance(fault, InvalidInput) else refusal_of(0, fault)
+        link.send(_TOPIC, _FromChief(error=ErrorReport.of(refused)).to_json())
+        raise refused from fault
+    agreed = hashlib.sha256(json.dumps(every[0].values, sort_keys=True).encode()).hexdigest()
+    link.send(_TOPIC, _FromChief(agreed=agreed).to_json())
+    return agreed
+
+
+def _answer(link: HostLink) -> _FromChief:
+    """What the chief says next.
+
+    Raises:
+        BatonError: it refuses.
+    """
+    said = _FromChief.model_validate_json(link.receive(_TOPIC, 0, seconds=_SECONDS))
+    if said.error is not None:
+        raise said.error.to_error()
+    return said
+
+
+def _entry_digest(run: Run, number: int) -> str:
+    return hashlib.sha256(run.home.read(entry_path(number))).hexdigest()
+
+
+def _said(run: Run, values: Mapping[str, object], asked: _FromChief) -> bytes:
+    try:
+        sees = _within_seconds(lambda: run.root.read(asked.probe) == asked.probe.encode())
+        number = asked.head
+        sees_head = not sees or number is None or _within_seconds(lambda: _entry_digest(run, number) == asked.digest)
+        said = _OfHost(values=comparable(values), storage=run.root.uri, sees=sees, sees_head=sees_head)
+    except BatonError as fault:
+        said = _OfHost(error=ErrorReport.of(fault))
+    return said.to_json()
+
+
+def _within_seconds(sees: Callable[[], bool]) -> bool:
+    until = time.monotonic() + _STORAGE_SECONDS
+    while True:
+        with suppress(FileMissing):
+            if sees():
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+def _refuse(every: Sequence[_OfHost]) -> None:
+    """Refuse hosts that differ, or could not tell.
+
+    Args:
+        every: what each host has said.
+    """
+    for host, said in enumerate(every):
+        if said.error is not None:
+            raise refusal_of(host, said.error.to_error())
+    found = differences_between([said.values for said in every])
+    if blind := [host for host, said in enumerate(every) if not said.sees]:
+        places = [said.storage for said in every]
+        other = ", but that is another disk" if len(set(places)) == 1 else ""
+        raise InvalidInput(
+            message(
+                f"host {', '.join(map(str, blind))} sees another storage: {values_of_hosts(places)}{other}",
+                details=found,
+                hints=["all hosts need one storage: a bucket, or a shared disk that is mounted at the same path"],
+            )
+        )
+    if late := [host for host, said in enumerate(every) if not said.sees_head]:
+        found += (f"newest entry of the log: host {', '.join(map(str, late))} cannot read that of host 0",)
+    refuse_difference(found)
+
+
+def _values(run: Run, goal: Goal, accept: Sequence[str]) -> dict[str, object]:
+    """What must be the same on all hosts, as far as it is known before TensorFlow is imported."""
+    head = run.log.head_seen()
+    intra, inter = thread_counts(run.spec.accelerator, None if head is None else head.environment)
+    return {
+        **run.spec.model_dump(mode="json", exclude={"train": {"epoch_examples"}}),
+        "storage": run.root.uri,
+        "--until-step": goal.until_step,
+        "--max-segments": goal.max_segments,
+        "--max-seconds": goal.max_seconds,
+        "--cut-at": goal.cuts,
+        "--accept": tuple(accept),
+        **{f"code of {name}": source_digest(data) for name, data in collect_code(run.spec, run.folder).items()},
+        # A run continues with the chief's threads, so the others begin with these too.
+        "accelerator.intra_op_threads": intra,
+        "accelerator.inter_op_threads": inter,
+        **{f"version of {name}": text for name, text in installed_versions().items() if name != "python"},
+        **deciding_variables(os.environ),
+    }
+
+
+def require_same_keras(hosts: "Accelerator | OneHost") -> None:
+    """Compare Keras's configuration, which is known once Keras is imported. Collective; the first of all.
+
+    Raises:
+        InvalidInput: the hosts differ; on every host.
+    """
+    if hosts.hosts > 1 and not isinstance(hosts, OneHost):
+        keras = hosts.environment.keras
+        hosts.require_same({"Keras": None if keras is None else keras.model_dump()})

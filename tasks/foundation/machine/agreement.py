@@ -1,0 +1,646 @@
+"""How the hosts of a run meet before TensorFlow is imported: each finds the chief, and all of them go on or none does.
+
+Every host has checked its part of the command alone, and may have refused. If it left now, the others would wait for it
+in TensorFlow, without an end. So all of them meet first, at their addresses in `TF_CONFIG`: each listens at its port
+and connects to the chief's address, and the chief connects to the address of each. The two *hellos* of a connection say
+who is at its ends. So a doubled index, a second chief, a list of other addresses and an address that leads elsewhere
+are found by those who can know, and a host that has refused says why. The chief decides, and tells all hosts the same:
+go on, or end with this error. Whoever comes late is told as well. A host that does not come at all is named from time
+to time, and has `accelerator.connect_seconds`.
+
+Anybody can connect to a port. What does not begin as a hello is closed and forgotten; a hello is bounded in bytes and
+seconds. The connection from each host to the chief stays open as the `HostLink`. The ports are free again when the
+meeting ends, for TensorFlow's own server: SO_REUSEADDR lets it listen although there are connections at its port.
+"""
+
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.stage_calls import ErrorReport
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError
+from tasks.foundation.machine.cluster import Cluster
+from tasks.foundation.machine.host_link import HostLink
+from tasks.foundation.messages import counted, listed
+
+Outcome = Literal["admitted", "nothing_to_do", "refused"]
+
+_MAGIC: Final = b"baton hosts\n"
+_LENGTH_BYTES: Final = 4
+_MOST_BYTES: Final = 1 << 20
+_HELLO_SECONDS: Final = 5.0
+_MOST_GREETED: Final = 64  # connections whose hello is awaited at the same time
+_POLL_SECONDS: Final = 0.1
+_TELLING_SECONDS: Final = 3.0
+_SOON_SECONDS: Final = 3.0
+_REMEDY: Final = "give all hosts the same addresses, and each its own index (TF_CONFIG, or what `baton hosts` prints)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the hosts wait for each other, in seconds.
+
+    Attributes:
+        connect: for a host that does not come; `accelerator.connect_seconds`.
+        first_note: until the missing hosts are named.
+        next_note: until they are named again.
+        misled: for an address that does not lead to its host, although that host has come.
+        idle: for the others, if nothing is left to do on this host.
+    """
+
+    connect: float
+    first_note: float = 30
+    next_note: float = 60
+    misled: float = 20
+    idle: float = 30
+
+
+class Hello(Contract):
+    """What a host says of itself to another one."""
+
+    format: Literal[1] = 1
+    host: int
+    to: int
+    addresses: tuple[str, ...]
+    process: str
+    where: str
+    outcome: Outcome
+    refusal: ErrorReport | None = None
+    is_answer: bool = False
+    chief: tuple[str, str] | None = None  # that this host follows, or is: its process, and where that is
+
+
+class Verdict(Contract):
+    """What the chief tells a host: to go on with these outcomes of the hosts, or to end with an error."""
+
+    error: ErrorReport | None = None
+    outcomes: tuple[Outcome, ...] = ()
+
+
+# The link to the chief, or on the chief to all others, and the outcomes of all hosts by index. No link: this host has
+# left, because nothing is left to do on it.
+Met = tuple[HostLink | None, tuple[Outcome, ...]]
+
+
+@dataclass(slots=True)
+class _Came:
+    """An event: a connection with the hello of its other end, or why it could not be made.
+
+    Attributes:
+        hello: of the other end.
+        connection: to it.
+        dialed: the host whose address this process has connected to; None: the other end has connected.
+        told: whether this process's hello had a refusal.
+        fault: why there is no connection.
+    """
+
+    hello: Hello | None
+    connection: socket.socket | None
+    dialed: int | None = None
+    told: bool = False
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class _Joined:
+    hello: Hello
+    connection: socket.socket
+    since: float
+
+
+def meet(
+    cluster: Cluster,
+    *,
+    refusal: BatonError | None,
+    nothing_to_do: bool,
+    patience: Patience,
+    note: Callable[[str], object],
+) -> Met:
+    """Meet the other hosts, and learn whether all of them can go on.
+
+    Args:
+        cluster: of at least two hosts.
+        refusal: why this host cannot go on; None if it can.
+        nothing_to_do: whether this host has nothing to do.
+        patience: how long to wait.
+        note: receives a line about hosts that are missing.
+
+    Returns:
+        The link, and the outcomes of all hosts.
+
+    Raises:
+        BatonError: a host has refused; of its class, and the same on all hosts. Whoever refused raises it too.
+        AcceleratorError: TF_CONFIG differs between hosts, or an address leads elsewhere.
+        AcceleratorLost: a host did not come.
+    """
+    for address in cluster.addresses:
+        try:
+            _split(address)
+        except ValueError:
+            raise AcceleratorError(f"the address of a host, {address}, is not host:port; {_REMEDY}") from None
+    meeting = _Meeting(cluster, refusal, nothing_to_do=nothing_to_do, patience=patience, note=note)
+    try:
+        return meeting.as_chief() if cluster.host == 0 else meeting.as_other()
+    finally:
+        meeting.close()
+
+
+def refusal_of(host: int, error: BatonError) -> BatonError:
+    """The error of a host, as all hosts raise it: of the same class, and with the name of the host."""
+    report = ErrorReport.of(error)
+    return report.model_copy(update={"message": f"host {host} refused: {report.message}", "traceback": None}).to_error()
+
+
+class _Meeting:
+    """The threads that listen and connect, and what is known of the other hosts. One thread decides."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        refusal: BatonError | None,
+        *,
+        nothing_to_do: bool,
+        patience: Patience,
+        note: Callable[[str], object],
+    ) -> None:
+        self._addresses, self._host = cluster.addresses, cluster.host
+        self._refusal = None if refusal is None else refusal_of(cluster.host, refusal)
+        self._outcome: Outcome = "refused" if refusal else "nothing_to_do" if nothing_to_do else "admitted"
+        self._patience, self._note = patience, note
+        self._process = uuid.uuid4().hex
+        self._where = f"process {os.getpid()} on {socket.gethostname()}"
+        self._began = time.monotonic()
+        # Whoever waits only to tell others says it soon.
+        self._next_note = self._began + (min(patience.first_note, _SOON_SECONDS) if refusal else patience.first_note)
+        self._came: queue.SimpleQueue[_Came] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._chief = (self._process, self._where) if cluster.host == 0 else None
+        self._port_taken, self._dials_itself, self._is_wrong = "", False, False
+        self._faults: dict[int, str] = {}
+        self._joined: dict[int, _Joined] = {}
+        self._reached: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._strays: list[socket.socket] = []
+        self._greeted = threading.BoundedSemaphore(_MOST_GREETED)
+        self._listener = threading.Thread(target=self._listen, name="baton-meeting", daemon=True)
+        self._listener.start()
+
+    # What all hosts do.
+
+    def close(self) -> None:
+        """Stop listening and connecting; the port is free on return. Connections that were not handed on are closed."""
+        self._stopped.set()
+        self._listener.join()
+        with suppress(queue.Empty):
+            while True:
+                self._drop(self._came.get_nowait().connection)
+        for connection in [*self._strays, *(each.connection for each in self._joined.values())]:
+            self._drop(connection)
+
+    def as_chief(self) -> Met:
+        """Wait for every host, and tell all of them the same."""
+        for other in self._others:
+            self._dial(other)
+        verdict = self._refusal
+        while verdict is None:
+            verdict = self._problem()
+            missing = [other for other in self._others if not (other in self._joined and other in self._reached)]
+            if verdict is None and not missing:
+                return self._go_on()
+            if verdict is None and self._leaves_idle():
+                return None, (self._outcome,)
+            if verdict is None and self._waited() > self._patience.connect:
+                verdict = self._missing_error(missing)
+            self._tell_of(missing)
+        until = self._began + self._patience.connect
+        if self._is_wrong:  # not every host of a wrong list need exist
+            until = min(until, time.monotonic() + self._patience.misled)
+        self._next_note = time.monotonic() + min(self._patience.first_note, _SOON_SECONDS)
+        self._refusal = verdict  # in every hello from now on
+        self._tell(verdict)
+        for other in self._others:
+            if other not in self._told:
+                self._dial_again(other)
+        while (untold := [other for other in self._others if other not in self._told]) and time.monotonic() < until:
+            self._tell_of(untold, of_verdict=verdict)
+            self._problem()  # only the first one counts
+            self._tell(verdict)
+        raise verdict
+
+    def as_other(self) -> Met:
+        """Connect to the chief, and do what it says."""
+        self._dial(0)
+        while True:
+            try:
+                self._take_in()
+                self._require_port()
+                verdict = self._verdict()
+            except BatonError as fault:
+                for each in self._joined.values():  # the chief may not know it
+                    self._say(each.connection, Verdict(error=ErrorReport.of(fault)))
+                raise
+            if verdict is not None and verdict.error is not None:
+                raise verdict.error.to_error()
+            if verdict is not None:
+                chief = self._joined.pop(0)
+                self.close()
+                return HostLink(self._host, {0: chief.connection}), verdict.outcomes
+            if self._leaves_idle():
+                return None, (self._outcome,)
+            # The chief may have come long after this host, and waits for the others as long.
+            since = self._joined[0].since + _HELLO_SECONDS if 0 in self._joined else self._began
+            if time.monotonic() - since > self._patience.connect:
+                raise self._refusal or self._missing_error([] if 0 in self._joined else [0])
+            if 0 not in self._joined:
+                self._tell_of([0], of_verdict=self._refusal)
+
+    def _require_port(self) -> None:
+        """Check that this host can listen; if it has met the chief, the chief finds it out, and tells all."""
+        if self._port_taken and 0 not in self._joined and self._waited() > self._patience.misled:
+            raise AcceleratorError(
+                f"the port of host {self._host}, {self._addresses[self._host]}, cannot be used: "
+                f"{self._port_taken}; end the program that has it, or give the host another port, on all hosts"
+            )
+
+    def _waited(self) -> float:
+        return time.monotonic() - self._began
+
+    def _leaves_idle(self) -> bool:
+        """Whether this host has nothing to do, as all that have come, and the others had their time."""
+        idle = {self._outcome, *(each.hello.outcome for each in self._joined.values())} == {"nothing_to_do"}
+        return idle and self._waited() > self._patience.idle
+
+    def _tell_of(self, missing: list[int], *, of_verdict: BatonError | None = None) -> None:
+        """Name the hosts that are missing, from time to time; a refusal is said with them."""
+        if time.monotonic() < self._next_note:
+            return
+        self._next_note = time.monotonic() + self._patience.next_note
+        text = f"waiting for {self._named(missing)}, up to {self._patience.connect:.0f} s in all"
+        self._note(text if of_verdict is None else f"{text}, to tell them: {of_verdict}")
+
+    def _named(self, hosts: list[int]) -> str:
+        return listed([f"host {host} ({self._addresses[host]}{self._why(host)})" for host in hosts])
+
+    def _why(self, host: int) -> str:
+        fault = self._faults.get(host, "")
+        return f": {fault}" if fault else ""
+
+    def _missing_error(self, missing: list[int]) -> AcceleratorLost:
+        who = self._named(missing) if missing else "another host"
+        return AcceleratorLost(
+            f"{who} did not come within {self._patience.connect:g} s (accelerator.connect_seconds); start the same "
+            f"command on all {counted(len(self._addresses), 'host')}, and check that their addresses can be reached"
+        )
+
+    def _take_in(self) -> None:
+        """Wait a moment for a connection, and put it where it belongs.
+
+        Raises:
+            BatonError: what its other end says cannot be, or refuses the run.
+        """
+        try:
+            came = self._came.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return
+        hello = came.hello
+        if hello is None or came.connection is None:
+            if came.dialed is not None:
+                self._faults[came.dialed] = came.fault
+            return
+        to = hello.to if came.dialed is None else came.dialed
+        if hello.process == self._process and to == self._host:
+            self._drop(came.connection)  # the port became free while this process tried it
+            return
+        if came.told:
+            self._told.add(hello.host)
+        try:
+            self._require_fitting(hello, to, self._host if came.dialed is None else hello.host)
+        except BatonError:
+            self._strays.append(came.connection)  # it is told
+            self._is_wrong |= hello.refusal is None
+            if hello.refusal is None or came.dialed is None:  # who has refused comes to hear it
+                self._told.add(hello.host)
+            raise
+        self._place(came, hello, came.connection)
+
+    def _place(self, came: _Came, hello: Hello, connection: socket.socket) -> None:
+        if came.dialed is None and self._host != 0:  # the chief has tried this host's address
+            self._drop(connection)
+        elif came.dialed is not None and self._host == 0:
+            self._faults.pop(came.dialed, None)
+            self._reached[came.dialed] = time.monotonic()
+            self._drop(connection)
+        else:
+            other = hello.host
+            self._faults.pop(other, None)
+            self._joined[other] = _Joined(hello, connection, time.monotonic())
+            if self._host != 0:
+                self._chief = (hello.process, hello.where)
+
+    def _require_fitting(self, hello: Hello, to: int, found: int) -> None:
+        """Check what the other end of a connection says of itself; both ends find the same, in the same words.
+
+        Args:
+            hello: of the other end.
+            to: the host whose address was connected to.
+            found: the host that was found there.
+        """
+        if hello.addresses != self._addresses:
+            sides = sorted([(hello.host, hello.addresses), (self._host, self._addresses)])
+            words = [f"{', '.join(addresses)} on host {host}" for host, addresses in sides]
+            more = "" if hello.host != self._host else f" ({self._both(hello)})"
+            raise AcceleratorError(
+                f"the hosts of this run differ in their addresses: {'; '.join(words)}{more}; {_REMEDY}"
+            )
+        if to != found:
+            raise AcceleratorError(
+                f"the address of host {to}, {self._addresses[to]}, leads to a process that is host {found}; {_REMEDY}"
+            )
+        if hello.host == self._host:
+            raise self._doubled(self._host, self._both(hello))
+        if hello.chief is not None and self._chief is not None and hello.chief != self._chief:
+            raise self._doubled(0, _pair(hello.chief[1], self._chief[1]))
+        known = self._joined.get(hello.host)
+        if known is not None and known.hello.process != hello.process and _peek(known.connection) != b"":
+            raise self._doubled(hello.host, _pair(known.hello.where, hello.where))
+        if hello.refusal is not None:
+            raise hello.refusal.to_error()
+
+    def _both(self, hello: Hello) -> str:
+        return _pair(self._where, hello.where)
+
+    def _doubled(self, host: int, which: str) -> AcceleratorError:
+        return AcceleratorError(f"two processes are host {host} ({which}); {_REMEDY}")
+
+    # What the chief does.
+
+    def _go_on(self) -> Met:
+        outcomes = (self._outcome, *(self._joined[other].hello.outcome for other in sorted(self._joined)))
+        connections = {other: each.connection for other, each in self._joined.items()}
+        for connection in connections.values():
+            self._say(connection, Verdict(outcomes=outcomes))
+        self._joined = {}
+        self.close()
+        return HostLink(0, connections), outcomes
+
+    @property
+    def _others(self) -> range:
+        return range(1, len(self._addresses))
+
+    def _problem(self) -> BatonError | None:
+        """Take in whoever has come; why the run cannot go on, if it turns out now."""
+        try:
+            self._take_in()
+            if self._port_taken and not self._dials_itself:
+                self._dial(0)  # a second chief on this machine may have the port
+                self._dials_itself = True
+            self._forget_lost()
+            self._require_addresses()
+        except BatonError as fault:
+            return fault
+        return None
+
+    def _require_addresses(self) -> None:
+        """Check that the hosts that have come can also be reached, as TensorFlow will do."""
+        late, now = self._patience.misled, time.monotonic()
+        self._require_port()
+        for other in [each for each, when in self._reached.items() if now - when > _HELLO_SECONDS]:
+            if other not in self._joined:  # it may follow another chief meanwhile
+                self._dial_again(other)
+        for other, each in sorted(self._joined.items()):
+            if other not in self._reached and now - each.since > late:
+                raise AcceleratorError(
+                    f"host {other} ({each.hello.where}) has come, but its address, "
+                    f"{self._addresses[other]}, does not lead to it{self._why(other)}; {_REMEDY}"
+                )
+
+    def _forget_lost(self) -> None:
+        """Wait again for hosts that have ended meanwhile.
+
+        Raises:
+            BatonError: what a host has found, and ends with.
+        """
+        for other, each in list(self._joined.items()):
+            if _peek(each.connection) is None:
+                continue
+            try:
+                found = Verdict.model_validate_json(_receive(each.connection, time.monotonic() + _HELLO_SECONDS))
+            except (OSError, ValueError):
+                found = Verdict()
+            self._drop(self._joined.pop(other).connection)
+            self._dial_again(other)
+            if found.error is not None:
+                raise found.error.to_error()
+
+    def _dial_again(self, other: int) -> None:
+        if other in self._reached:
+            del self._reached[other]
+            self._dial(other)
+
+    def _tell(self, verdict: BatonError) -> None:
+        """Tell the hosts that are here, and close their connections."""
+        hosts = {other: each.connection for other, each in self._joined.items()}
+        self._joined = {}
+        said = Verdict(error=ErrorReport.of(verdict).model_copy(update={"traceback": None}))
+        connections = [*hosts.values(), *self._strays]
+        self._strays = []
+        sent = [connection for connection in connections if self._say(connection, said)]
+        until = time.monotonic() + _TELLING_SECONDS
+        for connection in connections:
+            _drain(connection, until if connection in sent else 0)
+            self._drop(connection)
+        self._told |= {*hosts}
+
+    # What other hosts do.
+
+    def _verdict(self) -> Verdict | None:
+        """What the chief says; None if it says nothing yet. If it is gone, it is looked for again."""
+        chief = self._joined.get(0)
+        if chief is None or _peek(chief.connection) is None:
+            return None
+        try:
+            return Verdict.model_validate_json(_receive(chief.connection, time.monotonic() + _HELLO_SECONDS))
+        except (OSError, ValueError):
+            self._drop(self._joined.pop(0).connection)
+            self._chief = None
+            self._dial(0)
+            return None
+
+    # What the threads do.
+
+    def _hello(self, to: int, *, is_answer: bool = False) -> bytes:
+        report = None
+        if self._refusal is not None:
+            report = ErrorReport.of(self._refusal).model_copy(update={"traceback": None})
+        hello = Hello(
+            host=self._host, to=to, addresses=self._addresses, process=self._process, where=self._where,
+            outcome=self._outcome, refusal=report, is_answer=is_answer, chief=self._chief,
+        )  # fmt: skip
+        return hello.model_dump_json().encode()
+
+    def _listen(self) -> None:
+        listener = self._bound()
+        if listener is None:
+            return
+        with listener:
+            listener.settimeout(_POLL_SECONDS)
+            while not self._stopped.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # nobody came, or whoever came is gone
+                    continue
+                if not self._greeted.acquire(blocking=False):
+                    self._drop(connection)
+                    continue
+                threading.Thread(target=self._greet, args=(connection,), name="baton-hello", daemon=True).start()
+
+    def _bound(self) -> socket.socket | None:
+        """A socket that listens at this host's port; None if the meeting ends before the port is free."""
+        while not self._stopped.is_set():
+            try:
+                port = _split(self._addresses[self._host])[1]
+                if socket.has_dualstack_ipv6():
+                    listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+                else:
+                    listener = socket.create_server(("", port))
+            except (OSError, OverflowError, ValueError) as fault:
+                self._port_taken = _words(fault)
+                self._stopped.wait(_POLL_SECONDS)
+            else:
+                self._port_taken = ""
+                return listener
+        return None
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Read the hello of whoever has connected, and answer; a stranger is forgotten."""
+        try:
+            hello, told = _hello_from(connection, is_answer=False), self._refusal is not None
+            _send(connection, self._hello(hello.host, is_answer=True))
+        except (OSError, ValueError):
+            self._drop(connection)
+        else:
+            self._arrive(_Came(hello, connection, told=told))
+        finally:
+            self._greeted.release()
+
+    def _dial(self, other: int) -> None:
+        """Connect to a host's address in a thread, until it answers."""
+        threading.Thread(target=self._connect, args=(other,), name=f"baton-dial-{other}", daemon=True).start()
+
+    def _connect(self, other: int) -> None:
+        while not self._stopped.is_set():
+            connection, told = None, self._refusal is not None
+            try:
+                host, port = _split(self._addresses[other])
+                connection = socket.create_connection((host, port), timeout=_HELLO_SECONDS)
+                _send(connection, self._hello(other))
+                hello = _hello_from(connection, is_answer=True)
+            except (OSError, ValueError, OverflowError) as fault:
+                self._drop(connection)
+                self._arrive(_Came(None, None, dialed=other, fault=_words(fault)))
+                self._stopped.wait(_POLL_SECONDS * 2)
+            else:
+                self._arrive(_Came(hello, connection, dialed=other, told=told))
+                return
+
+    def _arrive(self, came: _Came) -> None:
+        self._came.put(came)
+        if self._stopped.is_set():
+            self._drop(came.connection)
+
+    def _say(self, connection: socket.socket, verdict: Verdict) -> bool:
+        try:
+            _send(connection, verdict.model_dump_json().encode())
+        except OSError:  # it has ended
+            return False
+        return True
+
+    def _drop(self, connection: socket.socket | None) -> None:
+        if connection is not None:
+            connection.close()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _pair(one: str, other: str) -> str:
+    return " and ".join(sorted((one, other)))
+
+
+def _words(fault: Exception) -> str:
+    if isinstance(fault, OSError):
+        return fault.strerror or str(fault) or type(fault).__name__
+    return "what listens there is no host of a run that begins"
+
+
+def _hello_from(connection: socket.socket, *, is_answer: bool) -> Hello:
+    hello = Hello.model_validate_json(_receive(connection, time.monotonic() + _HELLO_SECONDS))
+    if hello.is_answer != is_answer:  # a connection to a port that nobody listens at can end in itself
+        raise ValueError("not an answer" if is_answer else "an answer")
+    return hello
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.settimeout(_HELLO_SECONDS)
+    connection.sendall(_MAGIC + len(data).to_bytes(_LENGTH_BYTES) + data)
+
+
+def _receive(connection: socket.socket, until: float) -> bytes:
+    """A message, read to its last byte and no further.
+
+    Raises:
+        OSError: the connection ended, or `until` came first.
+        ValueError: it is none of Baton's.
+    """
+    if _exactly(connection, len(_MAGIC), until) != _MAGIC:
+        raise ValueError("not a hello")
+    size = int.from_bytes(_exactly(connection, _LENGTH_BYTES, until))
+    if size > _MOST_BYTES:
+        raise ValueError(f"a hello of {size} bytes")
+    return _exactly(connection, size, until)
+
+
+def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("no answer")
+        connection.settimeout(left)
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("it closed the connection")
+        data += part
+        if not _MAGIC.startswith(data[: len(_MAGIC)]) and size == len(_MAGIC):
+            raise ValueError("not a hello")  # a stranger need not send as many bytes
+    return data
+
+
+def _peek(connection: socket.socket) -> bytes | None:
+    """The next byte, which stays unread; none if the other end is gone; None if there is nothing to read."""
+    connection.settimeout(0)
+    try:
+        return connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _drain(connection: socket.socket, until: float) -> None:
+    """Wait until the other end has read all and closes: closed before, a connection may lose what was sent."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while (left := until - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(1 << 16):
+                return

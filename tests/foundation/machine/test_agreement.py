@@ -1,0 +1,203 @@
+"""Hosts that meet over real sockets, each in a thread: all go on, or all end with the same error."""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+
+import pytest
+
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
+from tasks.foundation.machine.agreement import Met, Patience, meet
+from tasks.foundation.machine.cluster import Cluster
+from tasks.foundation.machine.host_link import HostLink
+from tests.support.worker_processes import free_addresses
+
+LONG = Patience(connect=60, misled=30, idle=30)
+
+
+class Hosts:
+    """Hosts in threads."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(8)
+        self.notes: list[str] = []
+        self.told = Event()
+
+    def start(
+        self,
+        addresses: list[str],
+        host: int,
+        *,
+        refusal: BatonError | None = None,
+        nothing_to_do: bool = False,
+        patience: Patience = LONG,
+    ) -> "Future[Met]":
+        def note(text: str) -> None:
+            self.notes.append(text)
+            self.told.set()
+
+        cluster = Cluster(tuple(addresses), host)
+        return self.pool.submit(
+            meet, cluster, refusal=refusal, nothing_to_do=nothing_to_do, patience=patience, note=note
+        )
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts()
+
+
+def linked(*futures: "Future[Met]", outcomes: tuple[str, ...]) -> list[HostLink]:
+    """The links of hosts that have met, all of which know the outcomes."""
+    found = []
+    for link, known in (future.result(60) for future in futures):
+        assert link is not None
+        assert known == outcomes
+        found.append(link)
+    return found
+
+
+def refused(*futures: "Future[Met]") -> BatonError:
+    """The error of all hosts: of one class, with one message."""
+    errors = [future.exception(60) for future in futures]
+    assert all(isinstance(error, BatonError) for error in errors), errors
+    assert len({(type(error), str(error)) for error in errors}) == 1, errors
+    (first, *_) = errors
+    assert isinstance(first, BatonError)
+    return first
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_hosts_meet_in_any_order_and_keep_their_connections(hosts: Hosts, count: int) -> None:
+    addresses = free_addresses(count)
+    late = Patience(connect=60, first_note=0)
+    others = [hosts.start(addresses, host, patience=late) for host in range(1, count)]
+    assert hosts.told.wait(60)
+    assert "waiting for host 0 (127.0.0.1:" in hosts.notes[0]
+    chief, *found = linked(hosts.start(addresses, 0), *others, outcomes=("admitted",) * count)
+    for host, each in enumerate(found, start=1):
+        each.gather("name", b"%d" % host, seconds=60)
+    assert chief.gather("name", b"0", seconds=60) == [b"%d" % host for host in range(count)]
+    with socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))):
+        """The port is free although its connections are open."""
+    for each in (chief, *found):
+        each.close()
+
+
+def test_a_host_that_does_not_come_is_named_and_has_its_time(hosts: Hosts) -> None:
+    addresses = free_addresses(3)
+    brief = Patience(connect=2, first_note=0)
+    error = refused(*(hosts.start(addresses, host, patience=brief) for host in (0, 1)))
+    assert isinstance(error, AcceleratorLost)
+    assert str(error).startswith(f"host 2 ({addresses[2]}: Connection refused) did not come within 2 s")
+    assert any(f"host 2 ({addresses[2]}" in note for note in hosts.notes), hosts.notes
+    error = refused(hosts.start(addresses, 1, patience=brief))
+    assert str(error).startswith(f"host 0 ({addresses[0]}: ")
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_all_end_with_the_refusal_of_one_also_who_comes_late(hosts: Hosts, who: int) -> None:
+    addresses = free_addresses(3)
+    first = hosts.start(addresses, who, refusal=RunFileError("no such key"))
+    (second, third) = {0, 1, 2} - {who}
+    early = hosts.start(addresses, second)
+    if second != 0:  # the chief waits for the third, to tell it
+        assert isinstance(early.exception(60), RunFileError), "nobody waits for one that has refused"
+    error = refused(first, early, hosts.start(addresses, third))
+    assert (str(error), error.exit_code) == (f"host {who} refused: no such key", 2)
+
+
+def test_hosts_with_nothing_to_do_say_so_and_one_alone_does_not_wait(hosts: Hosts) -> None:
+    addresses = free_addresses(2)
+    both = [hosts.start(addresses, host, nothing_to_do=True) for host in range(2)]
+    for link in linked(*both, outcomes=("nothing_to_do", "nothing_to_do")):
+        link.close()
+    some = [hosts.start(addresses, 0, nothing_to_do=True), hosts.start(addresses, 1)]
+    for link in linked(*some, outcomes=("nothing_to_do", "admitted")):
+        link.close()
+    brief = Patience(connect=60, idle=0)
+    for host in range(2):
+        alone = hosts.start(addresses, host, nothing_to_do=True, patience=brief)
+        assert alone.result(60) == (None, ("nothing_to_do",))
+
+
+def test_a_wrong_tf_config_is_refused_on_all_that_can_know(hosts: Hosts) -> None:
+    a, b, c = free_addresses(3)
+    brief = Patience(connect=60, misled=1)
+
+    def started(*of: tuple[list[str], int]) -> str:
+        error = refused(*(hosts.start(addresses, host, patience=brief) for addresses, host in of))
+        assert isinstance(error, AcceleratorError)
+        return str(error)
+
+    differ = "the hosts of this run differ in their addresses: "
+    # Another length, and a host too many.
+    words = started(([a, b], 0), ([a, b, c], 1))
+    assert words.startswith(f"{differ}{a}, {b} on host 0; {a}, {b}, {c} on host 1; give all hosts the same addresses")
+    assert started(([a, b], 0), ([a, b, c], 2)).startswith(f"{differ}{a}, {b} on host 0; {a}, {b}, {c} on host 2;")
+    # Another address of the chief, and of the other host.
+    assert started(([a, b], 0), ([c, b], 1)).startswith(f"{differ}{a}, {b} on host 0; {c}, {b} on host 1;")
+    assert started(([a, b], 0), ([a, c], 1)).startswith(f"{differ}{a}, {b} on host 0; {a}, {c} on host 1;")
+    # The same index twice on one machine: at one port.
+    assert started(([a, b], 0), ([a, b], 0)).startswith("two processes are host 0 (process ")
+    assert started(([a, b, c], 0), ([a, b, c], 1), ([a, b, c], 1)).startswith("two processes are host 1 (process ")
+    # Two chiefs with different lists.
+    words = started(([a, b], 0), ([b, a], 0))
+    assert words.startswith(f"{differ}{', '.join(sorted([a, b]))} on host 0; {', '.join(sorted([a, b])[::-1])} on ")
+
+
+def test_an_address_that_leads_elsewhere_is_refused_on_all(hosts: Hosts) -> None:
+    addresses = free_addresses(2)
+    brief = Patience(connect=60, misled=1)
+    for taken in (0, 1):
+        with socket.create_server(("127.0.0.1", int(addresses[taken].rpartition(":")[2]))) as stranger:
+            stranger.settimeout(0.1)
+            both = [hosts.start(addresses, host, patience=brief) for host in range(2)]
+            while not all(future.done() for future in both):
+                with suppress(OSError):
+                    stranger.accept()[0].close()
+        error = str(refused(*both))
+        assert addresses[taken] in error
+        assert "Address already in use" in error if taken == 0 else "does not lead to it: " in error
+
+
+STRANGERS: dict[str, Callable[[socket.socket], object]] = {
+    "nothing": lambda _: None,
+    "a web browser": lambda connection: connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    "a huge hello": lambda connection: connection.sendall(b"baton hosts\n" + b"\xff" * 4 + b"x" * 1000),
+    "no hello": lambda connection: connection.sendall(b"baton hosts\n" + (2).to_bytes(4) + b"{}"),
+    "half a hello": lambda connection: connection.sendall(b"baton ho"),
+    "another JSON": lambda connection: connection.sendall(b"baton hosts\n" + (3).to_bytes(4) + b"[1]"),
+}  # fmt: skip
+
+
+def test_strangers_are_ignored(hosts: Hosts) -> None:
+    addresses = free_addresses(2)
+    chief = hosts.start(addresses, 0, patience=Patience(connect=60, first_note=0))
+    assert hosts.told.wait(60)
+    port = int(addresses[0].rpartition(":")[2])
+    connections = []
+    for say in STRANGERS.values():
+        connections.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        say(connections[-1])
+    for name, connection in zip(STRANGERS, connections, strict=True):
+        if name not in {"nothing", "half a hello"}:  # these have some seconds
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", name
+    for link in linked(chief, hosts.start(addresses, 1), outcomes=("admitted", "admitted")):
+        link.close()
+    for connection in connections:
+        connection.close()
+
+
+def test_a_host_that_ends_while_it_waits_is_waited_for_again(hosts: Hosts) -> None:
+    addresses = free_addresses(3)
+    chief = hosts.start(addresses, 0)
+    left = hosts.start(addresses, 1, patience=Patience(connect=0.5))
+    assert isinstance(left.exception(60), AcceleratorLost)
+    assert not chief.done()
+    others = [hosts.start(addresses, host) for host in (1, 2)]
+    for link in linked(chief, *others, outcomes=("admitted",) * 3):
+        link.close()
