@@ -18,10 +18,10 @@ from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
 from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
 from tasks.foundation.log.attempts import is_alive, read_attempts
 from tasks.foundation.log.files import entry_number
-from tasks.foundation.log.fold import Worker, workers_from
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.log.receipts import LastAudit, last_audit
+from tasks.foundation.log.workers import SlowHost, Worker, slow_hosts, summed_stats, workers_from
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.transfers import parallel_map
 
@@ -167,12 +167,14 @@ class RunStatus(RunFacts):
         at_work: the processes that train it, by start time.
         audit: the newest one; None if there is none.
         workers: the hosts of the newest commit.
+        slow_hosts: those of them for which the others wait.
     """
 
     account: Account | None
     at_work: tuple[AtWork, ...]
     audit: LastAudit | None
     workers: tuple[Worker, ...]
+    slow_hosts: tuple[SlowHost, ...]
 
     @classmethod
     def read(cls, run: RunHome, newest: Entry | None = None) -> "RunStatus":
@@ -194,6 +196,7 @@ class RunStatus(RunFacts):
             at_work=tuple(_at_work(record, facts, now) for record in alive),
             audit=last_audit(run.home),
             workers=workers_from(facts.totals.workers),
+            slow_hosts=_slow_hosts(run.log, facts.totals),
         )
 
     @property
@@ -262,12 +265,20 @@ class RunStatus(RunFacts):
                 {**asdict(each), "step_seconds": each.step_seconds, "input_wait_share": each.input_wait_share}
                 for each in self.workers
             ],
+            "slow_hosts": [asdict(each) for each in self.slow_hosts],
             "environment": head.environment.model_dump(),
             "state": self.state,
             "at_work": [each.json() for each in self.at_work],
             "commits": {"every_seconds": self.commit_every, "pace": None if pace is None else pace.model_dump()},
             "audit": None if self.audit is None else _audit_json(self.audit),
         }
+
+
+def _slow_hosts(log: RunLog, totals: Totals) -> tuple[SlowHost, ...]:
+    """The slow hosts. The newest entry says whether there are any; all others, since when."""
+    if not slow_hosts(totals.workers):
+        return ()
+    return slow_hosts(summed_stats(history_of(log.entries(blocks="read"))))
 
 
 def _at_work(record: AttemptRecord, facts: RunFacts, now: datetime) -> AtWork:

@@ -19,8 +19,8 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.log.accounting import Account
-from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.receipts import audit_words
+from tasks.foundation.log.workers import Worker
 from tasks.foundation.messages import counted, time_words
 from tasks.foundation.telemetry.formatting import (
     duration_words,
@@ -120,6 +120,7 @@ def _results(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
         for source in totals.initialized_from
     ]
     lines += [("worker", _worker_words(worker)) for worker in facts.workers]
+    lines += [("slow", slow.words) for slow in facts.slow_hosts]
     if head.skipped_batches:
         lines.append(("skipped", f"{counted(head.skipped_batches, 'global batch', 'global batches')}, by rewinds"))
     if totals.logged is not None:

@@ -22,6 +22,7 @@ from tasks.foundation.contracts.log_entry import (
     Commit,
     Entry,
     ExitReason,
+    HostSteps,
     LoggedValues,
     MetricRow,
     SegmentRequest,
@@ -40,7 +41,8 @@ from tasks.foundation.stage import Place
 from tasks.foundation.telemetry.events import CommitPace, Note, Sink, WithoutPhases
 from tasks.foundation.telemetry.formatting import duration_words, size_words
 from tasks.foundation.telemetry.ledger import Stopwatch, seconds_between
-from tasks.train_segment.trainer import HostStats, InnerLoop, Trainer
+from tasks.train_segment.host_stats import HostStats, InnerLoop
+from tasks.train_segment.trainer import Trainer
 
 # About 3 MB in an entry of the log, which may have 16.
 _MOST_VALUES = 100_000
@@ -112,6 +114,11 @@ class IntervalWork:
         """
         self._host_stats.add(loop, seconds)
         self._stopwatch.move(min(loop.input_wait_seconds, seconds), "train", INPUT_WAIT)
+
+    def add_interval(self, of_hosts: tuple[HostSteps, ...]) -> None:
+        """Keep what an interval took of each host for the next commit, if one has ended."""
+        if of_hosts:
+            self._host_stats.add_interval(of_hosts)
 
     def gather_from_hosts(self, trainer: Trainer) -> None:
         """Collect what goes into the next commit besides the state. With several hosts, all of them call it."""

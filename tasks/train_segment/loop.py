@@ -19,6 +19,7 @@ from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Training, Waiting
 from tasks.foundation.telemetry.ledger import seconds_between
 from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
+from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.interval import CommitInterval
 from tasks.train_segment.trainer import Trainer
 
@@ -58,6 +59,7 @@ def train(
         drop_remainder=train.drop_remainder,
     )
     reason: BorderReason = "segment_end"
+    trainer.pace.enter()
     while trainer.state.step < request.until_step:
         step = trainer.state.step
         end = min(request.until_step, next_row(spec, step))
@@ -72,7 +74,9 @@ def train(
             commit_is_due=interval.commit_is_due(step, trainer.cadence),
             steps=int(min(end - step, max(1, int(longest * steps_per_second)), steps_to_trace)),
             save_failed=place.saves is not None and place.saves.failed,
+            pace=trainer.pace.numbers(),
         ).agreed(trainer.accelerator)
+        interval.work.add_interval(trainer.pace.gathered(decision.pace, step, place.telemetry))
         if decision.save_failed:
             interval.raise_failed_save(trainer.accelerator)
         if decision.stop is not None:
@@ -81,16 +85,11 @@ def train(
             reason = "segment_seconds"
             break
         if decision.commit_is_due:
+            trainer.pace.leave()
             interval.commit(trainer, "interval")
             interval.work.begin_cause("train")
-        inner_began = clock()
-        with place.profiler.inner_loop(decision.steps):
-            inner = trainer.run(decision.steps, segment=request.number)
-        inner_seconds = seconds_between(inner_began, clock())
-        interval.work.add_inner_loop(inner, inner_seconds)
-        place.profiler.end_if_done(trainer.state.step, place.home, place.telemetry)
-        if place.saves is not None:
-            reserve_memory(trainer.state)
+            trainer.pace.enter()
+        inner, inner_seconds = _run_inner_loop(decision.steps, trainer, request, interval, place)
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)
         if is_row_due(spec, trainer.state.step) and _take_row(trainer, interval, watch, place):
             break  # the next segment starts here, and logs that the run is finished
@@ -106,7 +105,24 @@ def train(
                 input_wait_seconds=inner.input_wait_seconds,
             )
         )
+    trainer.pace.leave()
     return interval.end(trainer, reason)
+
+
+def _run_inner_loop(
+    steps: int, trainer: Trainer, request: SegmentRequest, interval: CommitInterval, place: Place
+) -> tuple[InnerLoop, float]:
+    """Run an inner loop and count it. Returns what it did, and its seconds."""
+    began = place.clock()
+    with place.profiler.inner_loop(steps):
+        inner = trainer.run(steps, segment=request.number)
+    seconds = seconds_between(began, place.clock())
+    interval.work.add_inner_loop(inner, seconds)
+    trainer.pace.add(inner)
+    place.profiler.end_if_done(trainer.state.step, place.home, place.telemetry)
+    if place.saves is not None:
+        reserve_memory(trainer.state)
+    return inner, seconds
 
 
 def _take_row(trainer: Trainer, interval: CommitInterval, watch: LossWatch, place: Place) -> bool:
@@ -156,6 +172,7 @@ class LoopDecision:
         commit_is_due: whether to commit first.
         steps: number of steps of the inner loop.
         save_failed: whether an async save failed.
+        pace: see `HostPace.numbers`; of all hosts, one after the other, once they agree.
     """
 
     stop: StopReason | None
@@ -164,6 +181,7 @@ class LoopDecision:
     commit_is_due: bool
     steps: int
     save_failed: bool = False
+    pace: tuple[float, ...] = ()
 
     def agreed(self, hosts: Hosts) -> "LoopDecision":
         """The decision of all hosts: a stop of any host, the shortest grace period, otherwise the chief's decision."""
@@ -175,8 +193,8 @@ class LoopDecision:
             self.steps,
             self.save_failed,
         ]
-        of_hosts = hosts.gather_from_hosts(values)
-        _, _, over, due, steps, failed = of_hosts[0].tolist()
+        of_hosts = hosts.gather_from_hosts([*values, *self.pace])
+        _, _, over, due, steps, failed, *_ = of_hosts[0].tolist()
         return LoopDecision(
             stop=first_reason(of_hosts[:, 0].tolist()),
             grace_left=float(of_hosts[:, 1].min()),
@@ -184,4 +202,5 @@ class LoopDecision:
             commit_is_due=bool(due),
             steps=int(steps),
             save_failed=bool(failed),
+            pace=tuple(of_hosts[:, len(values) :].ravel().tolist()),
         )

@@ -1,14 +1,12 @@
 """The trainer: model, compiled loop, data and state of one process, kept from one segment to the next.
 
 The compiled loop replaces `model.fit`, whose `steps_per_execution` crashes under MirroredStrategy. It calls Keras's own
-`model.train_step`, so compiled losses, metrics, custom `train_step`s, clipping and mixed precision work. Statistics of
-each host between two commits show a slow host.
+`model.train_step`, so compiled losses, metrics, custom `train_step`s, clipping and mixed precision work.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +16,7 @@ from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep, WorkerStats
+from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import is_row_due
 from tasks.foundation.dataset.manifest import zero_examples
@@ -48,77 +46,9 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe,
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
 from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.telemetry.ledger import measured
 from tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
 from tasks.train_segment.fingerprint import compare_with_log, nondeterminism_warnings, step_notes, traced_step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InnerLoop:
-    """What one inner loop did on this host.
-
-    Attributes:
-        steps: number of steps.
-        input_wait_seconds: seconds that it waited for batches.
-        losses: of each replica of this host, since metrics were last reset; empty if the step returns none.
-    """
-
-    steps: int
-    input_wait_seconds: float
-    losses: tuple[float, ...]
-
-    @property
-    def loss(self) -> float | None:
-        """The mean of the losses; None if the step returns none."""
-        return sum(self.losses) / len(self.losses) if self.losses else None
-
-
-class HostStats:
-    """Sums over this host's inner loops."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._train_seconds = 0.0
-        self._input_wait_seconds = 0.0
-        self._losses: tuple[float, ...] = ()
-
-    def add(self, loop: InnerLoop, seconds: float) -> None:
-        """Add an inner loop that took `seconds`, including the wait for input."""
-        self._steps += loop.steps
-        self._train_seconds += seconds
-        self._input_wait_seconds += min(loop.input_wait_seconds, seconds)
-        self._losses = loop.losses
-
-    def gather_from_hosts(
-        self, accelerator: Accelerator, global_batch_size: int, *, telemetry: Sink
-    ) -> tuple[WorkerStats, ...]:
-        """The statistics of all hosts, in their order; empty if a value of any host is invalid.
-
-        This is a collective: all hosts call it at the same step.
-        """
-        if not self._steps:
-            return ()
-        numbers = [self._steps, self._train_seconds, self._input_wait_seconds, *self._losses]
-        local_replicas = accelerator.replicas // accelerator.hosts
-        examples_per_step = global_batch_size // accelerator.hosts
-        of_hosts = accelerator.gather_from_hosts(numbers).tolist()
-
-        def build() -> tuple[WorkerStats, ...]:
-            return tuple(
-                WorkerStats(
-                    host=host,
-                    replicas=local_replicas,
-                    steps=int(steps),
-                    examples=int(steps) * examples_per_step,
-                    train_seconds=train,
-                    input_wait_seconds=wait,
-                    losses=tuple(losses),
-                )
-                for host, (steps, train, wait, *losses) in enumerate(of_hosts)
-            )
-
-        return measured(build, (), what="statistics of the hosts", telemetry=telemetry)
-
+from tasks.train_segment.host_stats import HostPace, InnerLoop
 
 NOT_FOUND = -1
 
@@ -210,9 +140,24 @@ def training_batches(
             functions=inputs.training_functions,
             in_memory=in_memory,
         )
-        return map_class_weight(dataset, spec.train.class_weight)
+        dataset = map_class_weight(dataset, spec.train.class_weight)
+        if context.num_input_pipelines == 1:
+            return dataset
+        # It has no end. Unless TensorFlow knows that, the hosts ask each other before each batch whether all have one:
+        # a collective, in which a host waits for the input of another one. The step is traced with open sizes of
+        # batches, as with that question.
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return dataset.map(_with_open_size).apply(endless)
 
     return iter(accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
+
+
+@not_converted
+def _with_open_size(*batch: Any) -> Any:
+    """The batch, with an unknown first dimension."""
+    return tf.nest.map_structure(
+        lambda value: tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]]), batch
+    )
 
 
 def _fits(recipe: Recipe, storage: Storage, telemetry: Sink) -> bool:
@@ -234,6 +179,7 @@ class Trainer:
         state: the train state.
         callbacks: of the user; None if the run file names none.
         cadence: how often to commit within a segment.
+        pace: what this host needs for a step, compared with the others.
         staging_seconds: duration of the last staging; decides whether a commit fits into a grace period.
         traced: the step as it was traced; None until `compile`.
     """
@@ -273,6 +219,7 @@ class Trainer:
         self._loop = make_loop(step, self.state.draws)
         self.staging_seconds: float | None = None
         self.cadence = CommitCadence(spec.checkpoint, state_bytes=snapshot_bytes(self.state))
+        self.pace = HostPace(accelerator)
         self._recalled = -1  # number of the restore whose callbacks' state was recalled
         self._iterator: Any = None
         self._next_batch: int | None = None

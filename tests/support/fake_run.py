@@ -17,7 +17,7 @@ from tasks.foundation.contracts.checkpoint import (
     manifest_digest,
 )
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord, content_digest
-from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, MetricRow, Origin
+from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, MetricRow, Origin, WorkerStats
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.log.appends import commit
 from tasks.foundation.log.log import RunLog
@@ -82,7 +82,14 @@ class FakeRun:
         path.write_text(yaml.safe_dump(spec))
         return path
 
-    def commit(self, step: int, rows: Sequence[MetricRow] = (), *, partial: MetricRow | None = None) -> CheckpointRef:
+    def commit(
+        self,
+        step: int,
+        rows: Sequence[MetricRow] = (),
+        *,
+        partial: MetricRow | None = None,
+        workers: tuple[WorkerStats, ...] = (),
+    ) -> CheckpointRef:
         """Write a checkpoint with a manifest, and commit it with these rows; returns its reference."""
         head = self.head
         attempt = uuid.uuid4().hex
@@ -112,7 +119,7 @@ class FakeRun:
             checkpoint=ref, parent=head.tip.path if head.tip else None, history=tuple(rows), partial=partial,
             exit_reason="segment_end" if step else "initialized", examples=32 * 100 if step else 0,
             seconds={"train": 2.0, "stage": 0.5} if step else {}, target=self.target if step else None,
-            metadata=self.metadata,
+            metadata=self.metadata, workers=workers,
         )  # fmt: skip
         commit(self.log, body)
         return ref

@@ -27,9 +27,9 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.log.appends import commit
-from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import history_of
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.workers import workers_of
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.storage.interface import Storage
@@ -37,8 +37,8 @@ from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import measured, seconds_between
 from tasks.train_segment import interval as module
 from tasks.train_segment import trainer
+from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.interval import CommitInterval
-from tasks.train_segment.trainer import InnerLoop
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, spec_of
 

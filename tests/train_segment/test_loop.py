@@ -1,16 +1,21 @@
 """Decisions of several hosts before an inner loop, and statistics by host. Fake hosts exchange numbers."""
 
+import itertools
 import math
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tasks.foundation.contracts.log_entry import HostSteps
 from tasks.foundation.machine.stops import agreed_stop, first_reason, number_of
 from tasks.foundation.telemetry.events import Silent
+from tasks.train_segment.host_stats import HostPace, HostStats, InnerLoop, ProcessorTime
 from tasks.train_segment.loop import LoopDecision
-from tasks.train_segment.trainer import HostStats, InnerLoop
+from tests.support.event_recorder import EventRecorder
 
 
 class Others:
@@ -96,3 +101,62 @@ def test_statistics_are_listed_by_host() -> None:
     assert mine.losses == (0.125,)
     assert (other.host, other.train_seconds, other.losses) == (1, 4.0, (0.5,))
     assert HostStats().gather_from_hosts(Accelerator(0), 32, telemetry=Silent()) == ()  # type: ignore[arg-type]
+
+
+def test_numbers_of_pace_ride_along_with_the_decision() -> None:
+    mine = decision(pace=(0.25, 0.125, 0.5))
+    other = decision(pace=(0.25, 0.0, math.nan))
+    agreed = mine.agreed(Others(0, numbers(other)))
+    assert agreed.pace[:5] == (0.25, 0.125, 0.5, 0.25, 0.0)
+    assert math.isnan(agreed.pace[5])
+
+
+class Two:
+    """Two hosts."""
+
+    hosts, is_chief = 2, True
+
+
+def paces(hosts: int, telemetry: EventRecorder, *, waits: float, intervals: int) -> list[HostSteps]:
+    """What the chief keeps of the other host, which waits for input `waits` of each second, a step."""
+    seconds = itertools.count()
+    accelerator = Two()
+    accelerator.hosts = hosts
+    pace = HostPace(accelerator, clock=lambda: float(next(seconds)))  # type: ignore[arg-type]
+    kept = []
+    pace.enter()
+    step = 0
+    while len(kept) < intervals and step < 1000:
+        mine = pace.numbers()
+        kept += [each[1] for each in [pace.gathered((*mine, 1.0, waits, math.nan), step, telemetry)] if each]
+        step += 1
+        pace.add(InnerLoop(steps=1, input_wait_seconds=0.0, losses=()))
+    pace.leave()
+    return kept
+
+
+def test_a_slow_host_is_reported_once() -> None:
+    telemetry = EventRecorder()
+    kept = paces(2, telemetry, waits=0.75, intervals=9)
+    assert [each.input_wait_seconds for each in kept] == [0.75] * 9
+    (text,) = telemetry.warnings
+    assert re.fullmatch(r"host 1 needs \d+\.\d times the median of the others \(input wait\), since step \d", text)
+
+
+def test_equal_hosts_and_one_host_are_not_reported() -> None:
+    telemetry = EventRecorder()
+    assert len(paces(2, telemetry, waits=0.0, intervals=9)) == 9
+    assert paces(1, telemetry, waits=0.75, intervals=9) == []
+    assert not telemetry.notes
+
+
+def test_processor_time_counts_what_this_process_did() -> None:
+    processor = ProcessorTime()
+    processor.begin()
+    used = time.process_time()
+    while time.process_time() < used + 0.2:
+        pass
+    first = processor.lap()
+    assert first is not None
+    assert first >= 0.19
+    processor.end()

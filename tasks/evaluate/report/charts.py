@@ -7,6 +7,7 @@ looked into: the same points with the same classes, on scales that follow what t
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -17,11 +18,13 @@ from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
 from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.log.accounting import GOOD, Account
 from tasks.foundation.log.history import History, commit_of, posix_seconds
+from tasks.foundation.log.workers import summed_stats
 from tasks.foundation.telemetry.formatting import epoch_words, number_words
 
 _LOGARITHMIC_FROM_RATIO = 50
 _MAX_BORDERS = 120  # more lines would cover the curves
 _MAX_EVENTS = 200
+_COLORS = 8  # of lines that differ in nothing else
 _MAX_POINTS = 2000  # more than a screen has columns
 
 Points = Sequence[tuple[int, float]]
@@ -44,17 +47,20 @@ class Curve:
         kind: validation points are dots joined by a dashed line, partial windows are hollow, the others lines.
         points: step and value, by step; a value that is not finite interrupts the line.
         run: its number where several runs are compared, which then decides the color.
+        host: its number where hosts are compared, which then decides the color.
     """
 
     label: str
     kind: Literal["training", "validation", "quiet", "partial"]
     points: Points
     run: int | None = None
+    host: int | None = None
 
     @property
     def color(self) -> str:
         """CSS class of its color."""
-        return self.kind if self.run is None else f"run{self.run}"
+        number = self.run if self.host is None else self.host % _COLORS
+        return self.kind if number is None else f"run{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +194,7 @@ class Curves:
 
 
 def curves_of(history: History, entries: Sequence[Entry], account: Account | None) -> Curves:
-    """Collect the curves of a run: loss, the other metrics, throughput. No charts if nothing was trained.
+    """Collect the curves of a run: loss, the other metrics, throughput, hosts. No charts if nothing was trained.
 
     Args:
         history: the curves in the log.
@@ -197,7 +203,9 @@ def curves_of(history: History, entries: Sequence[Entry], account: Account | Non
     """
     borders = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
     return Curves(
-        charts=(*_metrics(history), *_learning_rate(history), *_throughput(history)) if history.segments else (),
+        charts=(*_metrics(history), *_learning_rate(history), *_throughput(history), *_hosts(history))
+        if history.segments
+        else (),
         borders=borders if len(borders) <= _MAX_BORDERS else (),
         events=tuple(sorted(_events(entries, account), key=lambda event: event.step))[-_MAX_EVENTS:],
         clocks=(Clock.of(history),),
@@ -267,6 +275,32 @@ def _throughput(history: History) -> Iterator[Chart]:
             ),
             from_zero=True,
         )
+
+
+def _hosts(history: History) -> Iterator[Chart]:
+    """What is each host's own of a step: it waits for the others the rest of the time. No chart with one host.
+
+    Of many hosts, those that need the most are shown.
+    """
+    stats = summed_stats(history)
+    lines = [
+        (
+            each.host,
+            [(of.step, 1000 * (of.input_wait_seconds + (of.processor_seconds or 0.0))) for of in each.intervals],
+        )
+        for each in stats
+    ]
+    if len(lines) < 2 or not all(points for _, points in lines):  # noqa: PLR2004 - nothing to compare
+        return
+    most = sorted(lines, key=lambda line: -statistics.median(value for _, value in line[1]))[:_COLORS]
+    yield Chart(
+        caption="each host's own time of a step: input wait and processor time",
+        unit="ms",
+        curves=tuple(
+            Curve(label=f"host {host}", kind="training", points=points, host=host) for host, points in sorted(most)
+        ),
+        from_zero=True,
+    )
 
 
 def _segments(history: History) -> Iterator[tuple[int, int, float, float]]:

@@ -41,9 +41,9 @@ from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.log.accounting import Account, account_of
 from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import History, history_of
 from tasks.foundation.log.log import RunLog
+from tasks.foundation.log.workers import workers_of
 from tasks.foundation.messages import masked, time_words
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
@@ -135,8 +135,10 @@ def _keys(curves: Curves) -> Iterator[Key]:
         "partial": "window that is not complete yet",
         "quiet": "throughput of the training alone",
     }
-    kinds = {curve.kind for chart in curves.charts for curve in chart.curves}
+    shown = [curve for chart in curves.charts for curve in chart.curves]
+    kinds = {curve.kind for curve in shown if curve.host is None}
     yield from (Key(kind, said) for kind, said in words.items() if kind in kinds)
+    yield from (Key(curve.color, curve.label) for curve in shown if curve.host is not None)
     if curves.borders:
         yield Key("quiet event", "border of a segment")
     happened = {event.kind for event in curves.events}

@@ -39,9 +39,9 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
-from tasks.foundation.log.fold import Worker
 from tasks.foundation.log.history import History, KeptForGood, commit_of
 from tasks.foundation.log.receipts import audit_words, last_audit
+from tasks.foundation.log.workers import Worker
 from tasks.foundation.messages import counted, time_words
 from tasks.foundation.model.code_changes import read_saved_code
 from tasks.foundation.storage.interface import Storage

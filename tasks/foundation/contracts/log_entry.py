@@ -52,6 +52,21 @@ _AGREED = "sha256 of the settings, code and versions that several hosts compared
 _PARTIAL = "the metrics since the newest row, as they are at the commit; no row. None: the commit is at a row"
 
 
+class HostSteps(Contract):
+    """What the steps of an interval of a few seconds took of one host. All seconds are per step."""
+
+    step: int = Field(ge=1, description="the last step of the interval")
+    steps: int = Field(ge=1)
+    step_seconds: float = Field(ge=0)
+    input_wait_seconds: float = Field(ge=0, description="part of step_seconds: waiting for the next batch")
+    processor_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        description="that the threads which train used or waited for, of all processors, and longer by the share of "
+        "time in which the process was stopped; None: not known",
+    )
+
+
 class WorkerStats(Contract):
     """What one host did since the previous commit; shows a slow host."""
 
@@ -63,6 +78,9 @@ class WorkerStats(Contract):
     input_wait_seconds: float = Field(ge=0, description="part of train_seconds: waiting for the next batch")
     losses: tuple[float, ...] = Field(
         default=(), description="loss of each replica since the metrics were reset; empty if the step has none"
+    )
+    intervals: tuple[HostSteps, ...] = Field(
+        default=(), description="the newest intervals since the previous commit, at most 12; none with one host"
     )
 
 
@@ -560,7 +578,8 @@ class Totals(Contract):
         default=None, description="the step to train to, by the newest commit that says it; None if none does"
     )
     workers: tuple[WorkerStats, ...] = Field(
-        default=(), description="sums over the commits since the hosts last changed; losses of the newest commit"
+        default=(),
+        description="sums over the commits since the hosts last changed; losses of the newest commit, newest intervals",
     )
     metadata: dict[str, PlainValue] = Field(default_factory=dict, description="of the run file at the newest commit")
     logged: LoggedValues | None = Field(default=None, description="the newest values that callbacks logged")

@@ -6,9 +6,7 @@ Nothing is decided by them. If they do not follow from the entry before, `totals
 """
 
 import math
-import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tasks.foundation.contracts.identity import CALLBACKS, VALIDATION, digest_of
@@ -35,11 +33,11 @@ from tasks.foundation.contracts.log_entry import (
     SetIn,
     Totals,
     WeightsOrigin,
-    WorkerStats,
 )
 from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.history import History, commit_of, history_of, values_at
+from tasks.foundation.log.history import commit_of, history_of, values_at
+from tasks.foundation.log.workers import added_stats, summed_stats, with_newest_intervals
 
 
 def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return per kind
@@ -237,107 +235,6 @@ def _same(key: str, expected: Any, recorded: Any) -> bool:
     return bool(expected == recorded) or repr(expected) == repr(recorded)  # NaN is not equal to itself
 
 
-# A host straggles if the share of its time spent waiting for input exceeds the median host's by this much.
-_STRAGGLER_EXCESS = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One host, over all commits since the number of hosts last changed.
-
-    Attributes:
-        host: number of the host, from 0.
-        replicas: number of replicas that it feeds.
-        steps: steps that it took.
-        examples: examples that its replicas processed.
-        train_seconds: seconds in the training loop, including the wait for input.
-        input_wait_seconds: the part of it spent waiting for the next batch.
-        losses: loss of each of its replicas in the newest commit; empty if the step returns none.
-        straggles: whether it waits for input so much longer than the others that it slows them down.
-    """
-
-    host: int
-    replicas: int
-    steps: int
-    examples: int
-    train_seconds: float
-    input_wait_seconds: float
-    losses: tuple[float, ...]
-    straggles: bool = False
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of one step, including the wait for input; 0 without steps."""
-        return self.train_seconds / self.steps if self.steps else 0.0
-
-    @property
-    def input_wait_share(self) -> float:
-        """Share of the training loop spent waiting for input, in [0, 1]."""
-        return self.input_wait_seconds / self.train_seconds if self.train_seconds > 0 else 0.0
-
-
-def workers_of(history: History) -> tuple[Worker, ...]:
-    """Return the hosts of the newest commit with statistics, in order; empty if no commit has any."""
-    return workers_from(summed_stats(history))
-
-
-def workers_from(stats: Sequence[WorkerStats]) -> tuple[Worker, ...]:
-    """Return the hosts of summed statistics, in order, each compared with the others."""
-    if not stats:
-        return ()
-    workers = [_worker(each) for each in stats]
-    median = statistics.median(worker.input_wait_share for worker in workers)
-    return tuple(_with_verdict(worker, median) for worker in workers)
-
-
-def summed_stats(history: History) -> tuple[WorkerStats, ...]:
-    """Return the sums of each host over all commits since the number of hosts last changed."""
-    total: tuple[WorkerStats, ...] = ()
-    for entry in history.commits:
-        total = added_stats(total, commit_of(entry).workers)
-    return total
-
-
-def added_stats(total: tuple[WorkerStats, ...], stats: tuple[WorkerStats, ...]) -> tuple[WorkerStats, ...]:
-    """Return sums with the statistics of one more commit; those alone if the hosts are others."""
-    if not stats:
-        return total
-    if _hosts(total) != _hosts(stats):
-        return stats
-    return tuple(_sum(before, newest) for before, newest in zip(total, stats, strict=True))
-
-
-def _hosts(stats: tuple[WorkerStats, ...]) -> list[tuple[int, int]]:
-    return [(each.host, each.replicas) for each in stats]
-
-
-def _sum(before: WorkerStats, newest: WorkerStats) -> WorkerStats:
-    return newest.model_copy(
-        update={
-            "steps": before.steps + newest.steps,
-            "examples": before.examples + newest.examples,
-            "train_seconds": before.train_seconds + newest.train_seconds,
-            "input_wait_seconds": before.input_wait_seconds + newest.input_wait_seconds,
-        }
-    )
-
-
-def _worker(stats: WorkerStats) -> Worker:
-    return Worker(
-        host=stats.host,
-        replicas=stats.replicas,
-        steps=stats.steps,
-        examples=stats.examples,
-        train_seconds=stats.train_seconds,
-        input_wait_seconds=stats.input_wait_seconds,
-        losses=stats.losses,
-    )
-
-
-def _with_verdict(worker: Worker, median: float) -> Worker:
-    return replace(worker, straggles=worker.input_wait_share - median >= _STRAGGLER_EXCESS)
-
-
 _GOOD = "train"
 
 
@@ -400,7 +297,7 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
         epoch=recorded_epoch(entries[-1].head.identity),
         last_commit=next((entry.time for entry in reversed(entries) if isinstance(entry.body, Commit)), None),
         target=next((commit.target for commit in reversed(commits) if commit.target is not None), None),
-        workers=summed_stats(history),
+        workers=with_newest_intervals(summed_stats(history)),
         metadata=history.metadata,
         logged=history.logged[-1] if history.logged else None,
     )
@@ -417,7 +314,7 @@ def _with_commit(totals: Totals, head: Head, body: Commit, time: str) -> Totals 
             "partial": body.partial,
             "last_commit": time,
             "target": totals.target if body.target is None else body.target,
-            "workers": added_stats(totals.workers, body.workers),
+            "workers": with_newest_intervals(added_stats(totals.workers, body.workers)),
             "metadata": totals.metadata if body.metadata is None else body.metadata,
             "logged": body.logged[-1] if body.logged else totals.logged,
         }

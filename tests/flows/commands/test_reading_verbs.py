@@ -14,6 +14,7 @@ from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.log.appends import quarantine
 from tests.support.fake_run import FakeRun
+from tests.support.host_intervals import stats_of
 
 
 @pytest.fixture
@@ -313,6 +314,29 @@ def test_report_writes_the_page(run: FakeRun, capsys: pytest.CaptureFixture[str]
     assert page == run.path("report/index.html")
     assert "<title>digits | Baton</title>" in page.read_text()
     assert as_json(capsys, "report", run.address)["report"] == str(page)
+
+
+def test_a_slow_host_is_shown_since_it_is_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(tmp_path)
+    usual, slow = (0.0, 10.0), (0.0, 19.0)
+    run.commit(1000, workers=stats_of([[usual] * 10, [usual] * 3 + [slow] * 7]))
+    run.commit(2000, workers=stats_of([[usual] * 10, [slow] * 10], after_step=1000))
+    assert main(["status", run.address, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["slow_hosts"] == [{"host": 1, "factor": 1.9, "cause": "processor time", "since_step": 300}]
+    assert len(shown["workers"]) == 2
+    assert main(["status", run.address]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("slow")]
+    assert "host 1 needs 1.9 times the median of the others (processor time), since step 300" in line
+    assert main(["report", run.address]) == 0
+    assert "own time of a step" in run.path("report/index.html").read_text()
+
+    run.commit(3000, workers=stats_of([[usual] * 10, [usual] * 10], after_step=2000))
+    run.commit(4000, workers=stats_of([[usual] * 10]))  # of one host
+    assert main(["status", run.address]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("slow")]
+    assert main(["report", run.address]) == 0
+    assert "own time of a step" not in run.path("report/index.html").read_text()
 
 
 @pytest.mark.parametrize("verb", ["status", "log", "verify", "report"])

@@ -1,13 +1,17 @@
-"""Statistics of each host, summed along the lineage."""
+"""Statistics of each host, summed along the lineage, and which hosts they show to be slow."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from tasks.foundation.contracts.log_entry import Commit, WorkerStats
-from tasks.foundation.log.fold import workers_of
 from tasks.foundation.log.history import History
+from tasks.foundation.log.workers import slow_hosts, workers_of
+from tests.support.host_intervals import Cost, stats_of
 
 
 @dataclass
@@ -61,3 +65,67 @@ def test_straggler_is_marked() -> None:
 def test_log_without_worker_stats_has_no_workers() -> None:
     assert workers_of(history([], [])) == ()
     assert workers_of(history([(1.0, 0.0)], [])) != ()
+
+
+def names(hosts: Sequence[Sequence[Cost]]) -> list[int]:
+    """The hosts that are named."""
+    return [each.host for each in slow_hosts(stats_of(hosts))]
+
+
+# Of hosts that are alike: an interval of one differs from that of another by up to a fifth.
+ALIKE = some.tuples(some.floats(0.5, 1.5), some.floats(10.0, 12.0))
+OF_EQUAL_HOSTS = some.integers(2, 4).flatmap(
+    lambda hosts: some.integers(6, 8).flatmap(
+        lambda intervals: some.lists(some.lists(ALIKE, min_size=intervals, max_size=intervals),
+                                     min_size=hosts, max_size=hosts)
+    )
+)  # fmt: skip
+
+
+@given(hosts=OF_EQUAL_HOSTS, factor=some.floats(2.0, 20.0), of=some.integers(0, 5))
+def test_a_steady_factor_names_exactly_that_host(hosts: list[list[Cost]], factor: float, of: int) -> None:
+    assert names(hosts) == []
+    of %= len(hosts)
+    slower = [(wait, (used or 0) * factor) for wait, used in hosts[of]]
+    (found,) = slow_hosts(stats_of([*hosts[:of], slower, *hosts[of + 1 :]]))
+    assert (found.host, found.cause, found.since_step) == (of, "processor time", 0)
+    assert factor / 1.25 <= found.factor <= factor * 1.25
+    waiting = [(9.0, used) for _, used in hosts[of]]
+    (found,) = slow_hosts(stats_of([*hosts[:of], waiting, *hosts[of + 1 :]]))
+    assert (found.host, found.cause) == (of, "input wait")
+    assert 4 <= found.factor <= 7
+
+
+@given(hosts=OF_EQUAL_HOSTS, place=some.integers(0, 11), of=some.integers(0, 5), wait=some.floats(0, 10))
+def test_one_interval_that_stands_out_names_nobody(hosts: list[list[Cost]], place: int, of: int, wait: float) -> None:
+    costs = hosts[of % len(hosts)]
+    costs[place % len(costs)] = (wait, 1000.0)
+    assert names(hosts) == []
+
+
+@given(
+    hosts=some.lists(
+        some.lists(some.tuples(some.floats(0, 10), some.none() | some.floats(0, 40)), min_size=7, max_size=7),
+        min_size=2, max_size=5,
+    ),
+    order=some.randoms(use_true_random=False),
+)  # fmt: skip
+def test_numbers_of_hosts_decide_nothing(hosts: list[list[Cost]], order: Any) -> None:
+    places = list(range(len(hosts)))
+    order.shuffle(places)
+    assert sorted(places[each] for each in names([hosts[place] for place in places])) == names(hosts)
+
+
+def test_the_step_since_which_a_host_is_slow_is_named() -> None:
+    usual, slow = [(0.0, 10.0)], [(0.0, 19.0)]
+    found = slow_hosts(stats_of([usual * 9, usual * 3 + slow * 4 + usual + slow, usual * 9]))
+    assert [each.words for each in found] == [
+        "host 1 needs 1.9 times the median of the others (processor time), since step 300"
+    ]
+    assert names([usual * 9, usual + slow * 6 + usual * 2, usual * 9]) == [], "it is not slow now"
+
+
+def test_hosts_that_only_wait_are_not_named() -> None:
+    assert names([[(0.1, 0.2)] * 9, [(0.1, 0.5)] * 9]) == [], "2.5 times, but next to nothing of a step"
+    assert names([[(0.0, None)] * 9, [(0.0, 30.0)] * 9]) == [], "nothing to compare with"
+    assert names([[(9.0, 30.0)] * 9]) == [], "one host alone"
