@@ -131,7 +131,7 @@ def relay(
                         dataset = _prepared_dataset(run, runner, hosts, place, is_new=head is None)
                         # From here on, it is known where epochs end.
                         admitted = admitted.with_examples(dataset.train_examples)
-                        return Relay(
+                        of_run = Relay(
                             spec=admitted.run.spec,
                             runner=runner,
                             place=place,
@@ -144,7 +144,10 @@ def relay(
                             clock=clock,
                             began=began,
                             is_new=head is None,
-                        ).run_to_goal()
+                        )
+                        if hosts.hosts == 1:
+                            return of_run.run_to_goal()
+                        return run_uninterrupted(of_run.run_together, run.spec.stop, telemetry=sinks)
                     finally:
                         sinks.emit(Waiting(on="the save in flight"))  # which `saves` waits for
             except StageStopped as stop:
@@ -199,6 +202,11 @@ class Relay(Command):
     clock: Callable[[], float]
     began: float
     is_new: bool
+
+    def run_together(self, stops: Stops) -> RelayResult:
+        """Run the stages with other hosts, which learn of a signal when the next segment begins, if not within it."""
+        stops.together, stops.unsaved_work = True, False
+        return self.run_to_goal()
 
     def run_to_goal(self) -> RelayResult:
         """Run the stages in order until the goal is reached or the command must stop."""
@@ -272,9 +280,12 @@ class Relay(Command):
                 stop = "time_budget"
             if result.in_flight is None:
                 newest = self.head_of_log()
-                return stop, newest, self._has_trained(request, result, newest)
-            ahead = self._head_in_flight(head, result, result.in_flight)
-            return stop, ahead if stop is None else self.wait_for_save(ahead), True
+                trained = self._has_trained(request, result, newest)
+            else:
+                newest, trained = self._head_in_flight(head, result, result.in_flight), True
+                newest = newest if stop is None else self.wait_for_save(newest)
+            stops.unsaved_work = False  # until steps are trained again
+            return stop, newest, trained
 
         seconds_left, telemetry = request.stop_within_seconds, self.place.telemetry
         return run_uninterrupted(work, request.spec.stop, within_seconds=seconds_left, telemetry=telemetry)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.log_entry import Commit
-from tests.support.homes import entries_of, head_of, read_history
+from tests.support.homes import commit_count, entries_of, head_of, read_history
+from tests.support.shipped_runs import slow_digits
+from tests.support.watching import attempts_of
 from tests.support.worker_processes import THREADS, Workers
 
 pytestmark = pytest.mark.slow
@@ -71,6 +73,34 @@ def test_two_workers_continue_after_kills_and_stops(
     alone = train_without_prefect("digits", tmp_path / "cut", "--until-step", until, extra=[*longer, *THREADS])
     assert alone.result["step"] == stopped["step"] + 3
     assert "replicas: 2 -> 1" in alone.stderr
+
+
+_SLOW_EVALUATION = """
+import tensorflow as tf
+
+
+def slowly(example, *, seed):
+    x, y = example
+    ones = tf.linalg.diag(tf.ones(300) + 0 * x[0, 0, 0])
+    _, ones = tf.while_loop(lambda i, m: i < 12, lambda i, m: (i + 1, m @ m), [0, ones])
+    return x * ones[0, 0], y
+"""
+
+
+def test_sigterm_in_an_evaluation_stops_all_hosts(tmp_path: Path) -> None:
+    """The others learn of it at the next agreement; a chief that left at once would look lost to them."""
+    file = slow_digits(tmp_path / "run")
+    (tmp_path / "run" / "slow.py").write_text(_SLOW_EVALUATION, encoding="utf-8")
+    extra = ["train.steps=100000", "train.segment_steps=5", "evaluate.every_steps=5", "stop.grace_seconds=300"]
+    extra.append("data.validation_transform=slow.py:slowly")
+    workers = Workers(2, tmp_path / "runs", extra=extra, notes=tmp_path, file=file)
+    chief, _ = workers.children
+    assert chief.until(lambda: commit_count(workers.home) > 1 and attempts_of(workers.home)[-1].doing == "evaluate")
+    chief.process.send_signal(signal.SIGTERM)
+    stopped, other = workers.finish(3)
+    assert stopped.stderr.endswith("stopped: sigterm\n")
+    assert "error: " not in other.stderr
+    assert other.result["exit_reason"] == "sigterm"
 
 
 @pytest.mark.nightly

@@ -93,9 +93,15 @@ class Stops:
         # Another signal may arrive at any line of `request_stop`, so no lock guards this list.
         self._requests: list[Stop] = []
         self.unsaved_work = True
+        self.together = False
         self._deadline = math.inf
         self._announced: set[StopReason] = set()
         self._announcing = threading.Lock()
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether a signal ends the work at once."""
+        return not self.unsaved_work and (not self.together or self.grace_left() <= 0)
 
     @property
     def requested(self) -> Stop | None:

@@ -271,7 +271,7 @@ def _run_in_work_thread(work: Callable[[Stops], T], stops: Stops) -> T:
     with _default_sigterm_raises(), sighup_as_sigterm():
         task = WorkThreadTask(functools.partial(contextvars.copy_context().run, work, stops))
         try:
-            while not task.outcome and not (raised and not stops.unsaved_work):
+            while not task.outcome and not (raised and stops.may_leave):
                 try:
                     _wait(task, stops, raised)
                 except BaseException as another:  # noqa: BLE001 - it was raised while another one was being recorded
@@ -295,7 +295,7 @@ def _wait(task: WorkThreadTask[T], stops: Stops, raised: list[BaseException]) ->
             while handled < len(raised):
                 _request_stop(raised[handled], raised, stops)
                 handled += 1
-            if raised and not stops.unsaved_work:
+            if raised and stops.may_leave:
                 return
             task.begin()
             task.wait()

@@ -49,6 +49,19 @@ def test_grace_is_left_only_if_the_machine_ends(ask: Callable[[Stops], None], gr
     assert stops.grace_left() == grace
 
 
+def test_a_host_among_others_leaves_after_the_grace_period() -> None:
+    clock = FakeClock(100.0)
+    alone, together = (Stops(SPEC, clock=clock, telemetry=EventRecorder()) for _ in range(2))
+    together.together = True
+    for stops in (alone, together):
+        stops.request_stop("sigterm")
+        assert not stops.may_leave
+        stops.unsaved_work = False
+    assert (alone.may_leave, together.may_leave) == (True, False)
+    clock.seconds += SPEC.grace_seconds
+    assert together.may_leave
+
+
 def test_the_first_request_stays() -> None:
     clock = FakeClock(100.0)
     stops = Stops(SPEC, clock=clock, telemetry=EventRecorder())
