@@ -15,8 +15,9 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
@@ -24,7 +25,7 @@ from pydantic import Field
 from flows.opened_run import Goal, Run
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AcceleratorLost, BatonError, FileMissing, InvalidInput
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, FileMissing, InvalidInput
 from tasks.foundation.log.files import entry_path
 from tasks.foundation.machine.agreement import Patience, meet, refusal_of
 from tasks.foundation.machine.cluster import Cluster, cluster_of
@@ -60,6 +61,7 @@ class _FromChief(Contract):
 
     error: ErrorReport | None = None
     probe: str = ""
+    storage: str = ""
     head: int | None = None
     digest: str = ""
     agreed: str = ""
@@ -83,6 +85,30 @@ def several_hosts(run: Run) -> Cluster | None:
     """
     cluster = cluster_of(os.environ) if run.spec.accelerator.kind == "multi_worker" else None
     return None if cluster is None or len(cluster.addresses) == 1 else cluster
+
+
+@contextmanager
+def refusals_told(file: Path, overrides: Sequence[str], *, note: Callable[[str], object]) -> Iterator[None]:
+    """Tell the other hosts what the block refuses. It reads the run file, so what is not read yet cannot be asked.
+
+    Args:
+        file: the run file.
+        overrides: settings that replace those of the file.
+        note: receives a line about hosts that are missing.
+    """
+    try:
+        yield
+    except BatonError as fault:
+        text = " ".join(overrides)
+        with suppress(OSError, UnicodeDecodeError):
+            text += file.read_text(encoding="utf-8")
+        cluster = None
+        if "multi_worker" in text:
+            with suppress(AcceleratorError):
+                cluster = cluster_of(os.environ)
+        if cluster is not None and len(cluster.addresses) > 1:
+            meet(cluster, refusal=fault, nothing_to_do=False, patience=Patience(), note=note)
+        raise
 
 
 def agree(
@@ -115,6 +141,7 @@ def agree(
     """
     if _met:
         raise AcceleratorLost("this process has trained with other hosts before; start another one on each of them")
+    telemetry.emit(Note(text=f"waiting for all hosts: {', '.join(cluster.addresses)}"))
     link, outcomes = meet(
         cluster,
         refusal=refusal,
@@ -163,7 +190,7 @@ def _compare(link: HostLink, run: Run, values: Mapping[str, object]) -> str:
             head = run.log.head_seen()
             number = None if head is None else head.number
             digest = "" if number is None else _entry_digest(run, number)
-            asked = _FromChief(probe=probe, head=number, digest=digest)
+            asked = _FromChief(probe=probe, storage=run.root.uri, head=number, digest=digest)
             link.send(_TOPIC, asked.to_json())
             said = link.gather(_TOPIC, _said(run, values, asked), seconds=_SECONDS) or ()
             every = [_OfHost.model_validate_json(each) for each in said]
@@ -199,17 +226,20 @@ def _entry_digest(run: Run, number: int) -> str:
 
 def _said(run: Run, values: Mapping[str, object], asked: _FromChief) -> bytes:
     try:
-        sees = _within_seconds(lambda: run.root.read(asked.probe) == asked.probe.encode())
+        seconds = _STORAGE_SECONDS if run.root.uri == asked.storage else 0.0
+        sees = _within(seconds, lambda: run.root.read(asked.probe) == asked.probe.encode())
         number = asked.head
-        sees_head = not sees or number is None or _within_seconds(lambda: _entry_digest(run, number) == asked.digest)
+        sees_head = (
+            not sees or number is None or _within(_STORAGE_SECONDS, lambda: _entry_digest(run, number) == asked.digest)
+        )
         said = _OfHost(values=comparable(values), storage=run.root.uri, sees=sees, sees_head=sees_head)
     except BatonError as fault:
         said = _OfHost(error=ErrorReport.of(fault))
     return said.to_json()
 
 
-def _within_seconds(sees: Callable[[], bool]) -> bool:
-    until = time.monotonic() + _STORAGE_SECONDS
+def _within(seconds: float, sees: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
     while True:
         with suppress(FileMissing):
             if sees():

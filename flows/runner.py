@@ -4,7 +4,6 @@ The relay does not know whether a stage runs as a function of this process, reco
 (`with_prefect/task_runs.py`), or as a Prefect deployment (`with_prefect/remote_stage.py`).
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -14,7 +13,6 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.machine.cluster import cluster_of
 from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.stage import Place, Stage
@@ -128,9 +126,6 @@ def acquired_devices(
         return
     from tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
 
-    if spec.accelerator.kind == "multi_worker":
-        addresses = cluster_of(os.environ).addresses
-        telemetry.emit(Note(text=f"waiting for all workers: {', '.join(addresses)}"))
     accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic, link=link)
     if accelerator.auto_choice:
         telemetry.emit(Note(text=accelerator.auto_choice))

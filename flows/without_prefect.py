@@ -23,6 +23,7 @@ quiet_tensorflow()
 announce_tpu()
 
 from flows.admit import admit  # noqa: E402
+from flows.agreed import refusals_told  # noqa: E402
 from flows.bare_process import process_report  # noqa: E402
 from flows.opened_run import Goal, Run  # noqa: E402
 from flows.process import (  # noqa: E402
@@ -122,14 +123,15 @@ def _train(options: argparse.Namespace) -> int:
     try:
         with process_report(options.report) as reporter:
             provide_home_folder()
-            run = Run.open(load_run_file(options.file, options.overrides))
-            goal = Goal.of(
-                run.spec,
-                until_step=options.until_step,
-                max_segments=options.max_segments,
-                max_seconds=options.max_seconds,
-                cuts=options.cut_at,
-            )
+            with refusals_told(options.file, options.overrides, note=_say):
+                run = Run.open(load_run_file(options.file, options.overrides))
+                goal = Goal.of(
+                    run.spec,
+                    until_step=options.until_step,
+                    max_segments=options.max_segments,
+                    max_seconds=options.max_seconds,
+                    cuts=options.cut_at,
+                )
             with sigterm_raises(), Console(sys.stderr) as console:
                 telemetry = Several((console, reporter))
                 result = train(

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.admit import Admitted, admit, require_lasting_storage
+from flows.agreed import refusals_told
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, commands_to_paste, say_json
 from flows.facts import RunFacts
@@ -55,11 +57,12 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Train a run file to its target, or continue it."""
-    run_file = load_run_file(file, overrides or [])
-    goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
-    accepted = accepted_keys(accept)
-    opened = Run.open(run_file)
-    require_lasting_storage(opened)
+    with refusals_told(file, overrides or [], note=partial(typer.echo, err=True)):
+        run_file = load_run_file(file, overrides or [])
+        goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+        accepted = accepted_keys(accept)
+        opened = Run.open(run_file)
+        require_lasting_storage(opened)
     parameters = {
         "run_file": str(opened.file),
         "overrides": [masked(override) for override in overrides or []],  # Prefect stores them

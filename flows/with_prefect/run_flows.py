@@ -21,6 +21,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.admit import Admitted, admit
+from flows.agreed import refusals_told
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from flows.opened_run import Goal, Run, open_run, require_address, run_of_deployment, write_run_file
 from flows.process import keep_main_module_from_children, mask_library_output
@@ -125,15 +126,16 @@ def train_run(
     """
     PROCESS_DEADLINE.clear()
     keep_main_module_from_children(only_of="prefect")
+    logger = PrefectRunLogger(logger_of_stage)
     try:
-        run = Run.open(load_run_file(Path(run_file), overrides or []))
-        goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
-        accepted = accepted_keys(",".join(accept or []))
+        with refusals_told(Path(run_file), overrides or [], note=lambda text: logger.emit(Note(text=text))):
+            run = Run.open(load_run_file(Path(run_file), overrides or []))
+            goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+            accepted = accepted_keys(",".join(accept or []))
 
         def admission(telemetry: Sink) -> Admitted | RelayResult:
             return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
 
-        logger = PrefectRunLogger(logger_of_stage)
         tag_flow_run(run.spec, logger)
         with tags(*tags_of(run.spec)), worker_shield():
             # The process of a deployment's flow run exists for this run only.

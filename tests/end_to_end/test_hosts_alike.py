@@ -1,6 +1,7 @@
-"""Hosts that differ in settings, data, code or model all end with exit code 2 and the difference; none trains."""
+"""Hosts that differ in settings, data, code, model or storage, or of which one refuses, all end alike; none trains."""
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from tests.support.homes import entries_of
 from tests.support.shipped_runs import run_file
-from tests.support.worker_processes import Workers
+from tests.support.training_child import Child
+from tests.support.worker_processes import Workers, free_addresses, place
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +89,55 @@ def test_hosts_that_differ_are_refused_on_all(own: Path, tmp_path: Path, case: s
         assert part in message
     commits = [entry.body.kind for entry in entries_of(workers.home)] if workers.home.exists() else []
     assert commits == (["origin", "checkpoint"] if case.startswith("step") else []), "nothing is trained"
+
+
+# What only the last host refuses, and the class and words with which all end.
+REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "run file": ({"extra": ["train.batch=7"]}, "RunFileError", "train.batch"),
+    "package": ({"edit": ("sizes.py", "MORE", "import not_there\nMORE")}, "ModelError", "not_there"),
+    "batch": ({"extra": ["train.global_batch_size=47"]}, "AcceleratorError", "47 is not divisible by 2 replicas"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_all_end_with_what_one_refuses(own: Path, tmp_path: Path, case: str) -> None:
+    different, kind, words = REFUSALS[case]
+    last = dict(different)
+    if "edit" in last:
+        last["file"] = edited(own, *last.pop("edit"))
+    message = refused(Workers(2, tmp_path / "runs", notes=tmp_path, file=own, last=last))
+    assert message.startswith(f"{kind}: host 1 refused: ")
+    assert words in message
+
+
+def test_a_host_with_another_storage_is_told_so(own: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    last = {"extra": [f"storage={other}"]}
+    message = refused(Workers(2, tmp_path / "runs", notes=tmp_path, file=own, last=last))
+    assert message.startswith("InvalidInput: host 1 sees another storage: ")
+    assert "other on host 1" in message
+
+
+def waiting(tmp_path: Path, addresses: list[str], *indices: int, extra: list[str]) -> list[Child]:
+    settings = ["accelerator.kind=multi_worker", *extra]
+    return [
+        Child("digits", tmp_path / "runs", extra=settings, notes=tmp_path, env=place(addresses, index))
+        for index in indices
+    ]
+
+
+def test_hosts_that_are_missing_or_there_twice_are_named_and_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    (alone,) = waiting(tmp_path, addresses, 1, extra=["accelerator.connect_seconds=0.5"])
+    assert f"error: AcceleratorLost: host 0 ({addresses[0]}: " in alone.finish(3).stderr
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        (alone,) = waiting(tmp_path, addresses, 0, extra=[])
+        assert alone.until_printed("waiting for all hosts: ")
+        alone.process.send_signal(signal_number)
+        assert "stopped: sig" in alone.finish(3).stderr
+    children = waiting(tmp_path, addresses, 0, 0, 1, extra=[])
+    (message,) = {child.finish(2).stderr.partition("error: ")[2] for child in children}
+    assert message.startswith("AcceleratorError: two processes are host 0 (process ")
 
 
 @pytest.mark.nightly

@@ -61,7 +61,7 @@ class Workers:
                 *options,
                 extra=[*settings, *own["extra"]],
                 notes=notes,
-                env={**_place(addresses, index), **own["env"], **(env or {}).get(index, {})},
+                env={**place(addresses, index), **own["env"], **(env or {}).get(index, {})},
                 file=own["file"],
             )
             for index, own in enumerate([*[alike] * (hosts - 1), last])
@@ -82,6 +82,7 @@ class Workers:
                 child.kill()
 
 
-def _place(addresses: list[str], index: int) -> dict[str, str]:
-    place = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    return {"TF_CONFIG": json.dumps(place)}
+def place(addresses: list[str], index: int) -> dict[str, str]:
+    """The environment of a host."""
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}

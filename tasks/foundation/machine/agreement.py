@@ -56,7 +56,7 @@ class Patience:
         idle: for the others, if nothing is left to do on this host.
     """
 
-    connect: float
+    connect: float = 600
     first_note: float = 30
     next_note: float = 60
     misled: float = 20
