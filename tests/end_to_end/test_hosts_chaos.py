@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "steps"),
     [
-        ([Case("KILL", "worker", "commit"), Case("TERM", "both", "evaluation")], 30),
-        pytest.param([case for case in kill_table() if case.hosts == 3], 240, marks=pytest.mark.nightly),
+        ([Case("KILL", "worker", "commit"), Case("TERM", "both", "evaluation")], 20),
+        pytest.param([case for case in kill_table() if case.hosts == 3], 120, marks=pytest.mark.nightly),
     ],
     ids=["two-hosts", "three-hosts"],
 )

@@ -32,11 +32,13 @@ def hold_at(moment: str, side: Literal["before", "after"], number: int, file: Pa
 
 
 def hold_where_asked() -> None:
-    """Hold this process where the environment says, if it says so."""
+    """Hold this process where the environment says; if it says nothing, or "", nowhere."""
     asked = os.environ.get(VARIABLE)
     if asked is None:
         return
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if not asked:
+        return
     moment, side, number, file = asked.split(":", 3)
     module, path = MOMENTS[moment]
     owner: Any = importlib.import_module(module)

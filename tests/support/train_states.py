@@ -48,7 +48,12 @@ def state(lab: Lab) -> Any:
 @pytest.fixture
 def staging_home(tmp_path: Path) -> LocalStorage:
     """A home whose log has only the entry that tests stage on top of."""
-    home = LocalStorage(tmp_path / "home")
+    return home_with_entry_7(tmp_path / "home")
+
+
+def home_with_entry_7(folder: Path) -> LocalStorage:
+    """The same, in a folder."""
+    home = LocalStorage(folder)
     environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
     body = Origin(identity={}, environment=environment)
     head = fold(None, body)

@@ -1,4 +1,8 @@
-"""Saves of several hosts on a bucket that takes so many bytes a second from each of them (part n)."""
+"""Saves of several hosts on a bucket that takes so many bytes a second from each of them (part n).
+
+Once with real processes that train, from the snapshot to the log entry, and once the save alone: many processes on few
+cores take longer to agree than to save.
+"""
 
 import statistics
 
@@ -48,6 +52,7 @@ def shares(
             )
             return bench.run(measured(bench, baton, "shares", str(file), *buckets, folder=folder))
 
+    _saves_alone(bench, hosts=(1, *hosts), megabytes_per_second=megabytes_per_second, megabytes=state, rounds=rounds)
     for baton in bench.batons:
         found: dict[int, list[Trace]] = {}
         ratios: dict[int, list[float]] = {}
@@ -68,3 +73,28 @@ def shares(
             most = [max(trace.values["memory"]) for trace in those]
             goal = state / number + _SPARE_MB if judged else None
             bench.add(group, f"{name}, memory of the host that takes most", most, unit="MB", goal=goal)
+
+
+def _saves_alone(
+    bench: Bench, *, hosts: tuple[int, ...], megabytes_per_second: float, megabytes: float, rounds: int
+) -> None:
+    group = f"The save alone of hosts with {megabytes_per_second:g} MB/s each: {megabytes:.0f} MB, hosts as threads"
+    words = (str(megabytes_per_second), str(megabytes))
+    found: dict[int, list[Trace]] = {}
+    for _ in range(rounds):
+        for number in hosts:
+            trace = bench.run(measured(bench, bench.batons[0], "linked_saves", str(number), *words))
+            if trace is not None:
+                found.setdefault(number, []).append(trace)
+    alone = [statistics.median(trace.values["seconds"]) for trace in found.get(1, [])]
+    for number, traces in found.items():
+        name = "1 host" if number == 1 else f"{number} hosts"
+        took = [statistics.median(trace.values["seconds"]) for trace in traces]
+        bench.add(group, f"{name}, seconds", took, unit="s")
+        if number > 1 and len(alone) == len(took):
+            ratios = [one / theirs for one, theirs in zip(alone, took, strict=True)]
+            bench.add(group, f"{name}: those of one over theirs", ratios, goal=_GOALS.get(number), at_least=True)
+        goal = megabytes / number + _SPARE_MB
+        bench.add(
+            group, f"{name}, largest snapshot", [trace.value("snapshot") for trace in traces], unit="MB", goal=goal
+        )
