@@ -375,7 +375,7 @@ def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
 
     Args:
         run: the run.
-        step: a step, None for the newest checkpoint, or "best": the best one, or the newest if none is known.
+        step: a step, None for the newest checkpoint, or "best".
         on: the set.
 
     Raises:
@@ -394,8 +394,7 @@ def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
     require_same_identity(head.identity, identity_in_run_file(spec), home=home.uri)
     if on not in spec.data.is_evaluated_on:
         raise RunFileError(_NO_SET[on])
-    at = None if step == "best" and head.best is None else step
-    ref = select_checkpoint(home, at, error=InvalidInput)
+    ref = select_checkpoint(home, step, error=InvalidInput)
     if on == "test":
         test = evaluation_on_test_of(run.log, head, ref.path)
         logged = None if test is None else dict(test.metrics)

@@ -331,7 +331,8 @@ def _account_json(account: Account) -> dict[str, Any]:
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:
-    kept = attempt.record.model_dump(exclude={"format", "process"})
+    # The output of a process may have ten kilobytes; the record and the report have it.
+    kept = attempt.record.model_dump(exclude={"format", "process", "last_lines"})
     return {**kept, "lost_seconds": attempt.lost_seconds, "is_alive": attempt.alive}
 
 

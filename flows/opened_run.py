@@ -458,11 +458,22 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
         RunLogError: the saved code is damaged.
         AnotherVersion: a newer version of Baton wrote it.
     """
-    path, data = _read(opened, head, remedies)
+    path, data, foreign = _read(opened, head, remedies)
     where = f"{opened.home.uri}/{path}"
     saved = SavedCode.from_json(data, where=where, error=RunLogError, unknown_keys="forbid")
-    if not trust_code:
-        _require_own(opened, path, data, saved, remedies)
+    if foreign is not None and not trust_code:
+        raise InvalidInput(
+            message(
+                f"{opened.home.uri} has code that would run with your rights, and others can have written it: "
+                f"{foreign}",
+                details=[
+                    f"{where} (sha256 {hashlib.sha256(data).hexdigest()})",
+                    f"its files: {listed([file.path for file in saved.files]) or 'none'}",
+                    f"it calls: {listed(functions_of(saved.run_file))}",
+                ],
+                hints=[remedies.trust, remedies.own_code],
+            )
+        )
     if MASK in saved.run_file.model.model_dump_json():
         raise InvalidInput(
             message(
@@ -509,40 +520,23 @@ def hint_at_other_files(run_file: Path) -> Iterator[None]:
         raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
 
 
-def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes]:
-    """The path and the bytes of the saved code; they have the digest in its name."""
+def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes, ForeignFile | None]:
+    """The path and the bytes of the saved code, with the digest in its name; and why others can have written it."""
     path, hints = str(head.identity.get(SAVED_CODE)), [remedies.own_code]
     if not is_saved_code(path):
         raise InvalidInput(message(f"{opened.home.uri} has no run file and no code: its log names none", hints=hints))
     where = f"{opened.home.uri}/{path}"
+    foreign = None
     try:
-        data = opened.home.read(path)
+        try:
+            data = opened.home.read_own(path)
+        except ForeignFile as fault:
+            data, foreign = opened.home.read(path), fault
     except FileMissing as fault:
         raise InvalidInput(message(f"{where} is missing, which has the run file and the code", hints=hints)) from fault
     if path != saved_code_path(data):
         raise RunLogError(message(f"{where} is damaged: its content does not have the digest in its name", hints=hints))
-    return path, data
-
-
-def _require_own(opened: RunHome, path: str, data: bytes, saved: SavedCode, remedies: Remedies) -> None:
-    """Refuse to run code that somebody else can have written, and name what would run."""
-    try:
-        if opened.home.read_own(path) == data:
-            return
-        why = f"{opened.home.uri}/{path} changed while it was read"
-    except ForeignFile as fault:
-        why = str(fault)
-    raise InvalidInput(
-        message(
-            f"{opened.home.uri} has code that would run with your rights, and others can have written it: {why}",
-            details=[
-                f"{opened.home.uri}/{path} (sha256 {hashlib.sha256(data).hexdigest()})",
-                f"its files: {listed([file.path for file in saved.files]) or 'none'}",
-                f"it calls: {listed(functions_of(saved.run_file))}",
-            ],
-            hints=[remedies.trust, remedies.own_code],
-        )
-    )
+    return path, data, foreign
 
 
 def _scratch_folder(saved: SavedCode, where: str) -> Path:

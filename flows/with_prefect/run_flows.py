@@ -204,6 +204,9 @@ def evaluate_best(
             for text in notes:
                 telemetry.emit(Note(text=text))
             tag_flow_run(run.spec, telemetry)
+            newest = run.log.head()
+            if step == "best" and newest is not None and newest.best is None:
+                step = None
             with warnings_as_notes(telemetry):
                 done = evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry, on=on)
     except StageStopped as stop:

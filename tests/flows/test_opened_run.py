@@ -209,10 +209,16 @@ def test_own_code_runs_unasked_through_links_and_shared_folders(tmp_path: Path) 
         assert saved_run(opened, opened.require_head()).spec.run == opened.name
 
 
-def test_code_that_is_exchanged_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_runs_is_what_was_found_to_be_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, so nobody can exchange it between the two."""
     home, _ = planted(tmp_path)
+    read = LocalStorage.read
+    monkeypatch.setattr(
+        LocalStorage, "read", lambda self, path: pytest.fail(path) if path.startswith("code/") else read(self, path)
+    )
+    assert saved_run(home, home.require_head()).spec.run == home.name
     monkeypatch.setattr(LocalStorage, "read_own", lambda _self, _path: b"the user's own")
-    with pytest.raises(InvalidInput, match=r"code/.*\.json changed while it was read"):
+    with pytest.raises(RunLogError, match="does not have the digest in its name"):
         saved_run(home, home.require_head())
 
 

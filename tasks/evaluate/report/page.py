@@ -192,7 +192,8 @@ def _sections(
     if history.metadata:
         yield Section(heading="Metadata", table=_facts(history.metadata))
     yield Section(heading="Environment", table=_facts(_environment(head)))
-    yield Section(heading="Identity", table=_facts(head.identity))
+    identity = {key: value for key, value in head.identity.items() if value is not None}
+    yield Section(heading="Identity", table=_facts(identity))
     yield from check_sections(home)
     yield from code_changes_section(home, entries)
     yield from saved_code_sections(home, head)

@@ -32,7 +32,8 @@ def select_checkpoint(home: Storage, step: int | Literal["best"] | None, *, erro
     if step == "best":
         if head.best is None:
             raise error(
-                f"{home.uri} has no best checkpoint: nothing was evaluated by checkpoint.keep_best; name a step"
+                f"{home.uri} has no best checkpoint: nothing was evaluated by checkpoint.keep_best; name a step, or "
+                "none for the newest"
             )
         return head.best.checkpoint
     found = [ref for ref in head.retained if step is None or ref.step == step]

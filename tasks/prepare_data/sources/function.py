@@ -29,7 +29,6 @@ from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPas
 from tasks.prepare_data.sources.refused_forms import (
     endless_error,
     endless_warning,
-    is_dataset,
     refuse_several_sets,
     refuse_two_readings,
     require_end,
@@ -148,7 +147,6 @@ class Reader:
             return self._py_dataset(returned)
         told = self.accepted or self.batched is not None
         refuse_several_sets(self.reference, returned, self.options, datasets_only=told)
-        self._refuse_datasets_in_a_tuple(returned)
         if isinstance(returned, Mapping):
             return self._dict(returned)
         if is_table(returned):
@@ -290,16 +288,6 @@ class Reader:
         found = f"returned arrays of {counted(columns.length, 'example')}: {columns.described()}"
         self._say(f"{found}{changed}")
         return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
-
-    def _refuse_datasets_in_a_tuple(self, returned: object) -> None:
-        if not isinstance(returned, tuple | list):
-            return
-        if any(map(is_dataset, returned)):
-            kinds = ", ".join(type(each).__name__ for each in returned)
-            raise SourceError(
-                f"{self.reference}: returned a {type(returned).__name__} of {kinds}; return the training data alone: "
-                "return train_dataset"
-            )
 
 
 def _as_arrays(returned: tuple[object, ...] | list[object]) -> tuple[object, ...] | None:

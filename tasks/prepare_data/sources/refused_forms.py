@@ -71,7 +71,7 @@ class _Set:
 def refuse_several_sets(
     reference: str, returned: object, options: Mapping[str, Any], *, datasets_only: bool = False
 ) -> None:
-    """Refuse a training set that is returned with a validation or test set.
+    """Refuse a training set that is returned with a validation or test set, and a dataset with anything else.
 
     Args:
         reference: the function that returned it, `data.py:load`.
@@ -83,6 +83,12 @@ def refuse_several_sets(
         SourceError: has the lines that make two functions of one, and the keys that name them.
     """
     sets = list(_sets_of(returned))
+    if len(sets) == 1 and isinstance(returned, tuple | list):
+        kinds = ", ".join(type(each).__name__ for each in returned)
+        raise SourceError(
+            f"{reference}: returned a {type(returned).__name__} of {kinds}; return the training data alone: "
+            "return train_dataset"
+        )
     if len(sets) < 2 or (datasets_only and not any(is_dataset(each.content) for each in sets)):  # noqa: PLR2004 - several
         return
     module, _, name = reference.rpartition(":")

@@ -52,7 +52,10 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.home = LocalStorage(folder)
         self.log = RunLog(self.home)
-        origin = Origin(identity={"train.seed": 7, "model.config": {"layers": ["<b>"] * 200}}, environment=ENVIRONMENT)
+        origin = Origin(
+            identity={"train.seed": 7, "train.ema": None, "model.config": {"layers": ["<b>"] * 200}},
+            environment=ENVIRONMENT,
+        )
         self.log.append(lambda _: origin, attempt="a" * 32)
         self.tip = self.commit(0, ())
 
@@ -181,6 +184,8 @@ def test_values_are_escaped_in_html(run: Run) -> None:
     assert Elements(page).attributes == plain.attributes
     assert "&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;" in page
     assert drawn(page)["charts"][0]["caption"] == name
+    assert "train.seed" in page
+    assert "train.ema" not in page  # null: the key is not set
     assert page.count("<b>") == page.count("</b>")  # "<b>" in the identity is text
     assert "&#34;&lt;b&gt;&#34;" in page
 

@@ -105,6 +105,7 @@ def test_status_json_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureF
     assert (account["alive"], account["died_without_a_word"], account["unreadable"]) == (1, 1, 1)
     assert [each["lost_seconds"] for each in account["attempts"]] == [30.0, 0.0, 0.0]
     assert [each["is_alive"] for each in account["attempts"]] == [False, False, True]
+    assert all("last_lines" not in each for each in account["attempts"])
     assert [(each["attempt"], each["step"], each["committed_step"]) for each in facts["at_work"]] == [
         ("c" * 32, 130, 100)
     ]

@@ -148,14 +148,11 @@ def test_best_newest_or_given_step_is_chosen(tmp_path: Path, requested: Step, st
     assert chosen.logged == (None if logged is None else {"accuracy": logged})
 
 
-def test_newest_is_chosen_when_nothing_was_evaluated(tmp_path: Path) -> None:
-    assert chosen_of(file_of(FakeRun(tmp_path).train(100, 200)), "best").checkpoint.step == 200
-
-
 @pytest.mark.parametrize(
     ("overrides", "requested", "error", "words"),
     [
         (["run=another"], "best", NoSuchRun, "no run is at .*another: the run file has not been run yet"),
+        ([], "best", InvalidInput, "nothing was evaluated by checkpoint.keep_best; name a step, or none"),
         ([], 150, InvalidInput, "retains no checkpoint at step 150; it has: 0, 100"),
         (["data.validation_fraction=0"], "best", RunFileError, "no validation examples"),
         (["train.seed=7"], "best", IdentityChanged, "train.seed: 0 -> 7"),
@@ -180,7 +177,7 @@ def test_run_without_checkpoint_or_first_entry_is_refused(tmp_path: Path) -> Non
     file = file_of(run)
     run.path("log/00000001.json").unlink()  # the commit of step 0; only the origin is left
     with pytest.raises(InvalidInput, match="retains no checkpoint; it has: none"):
-        chosen_of(file, "best")
+        chosen_of(file, None)
     torn = FakeRun(tmp_path, "torn")
     for name in ("log/00000000.json", "log/HINT"):
         torn.path(name).unlink()
@@ -217,7 +214,7 @@ def test_last_state_shows_step_and_metrics(tmp_path: Path, accuracy: float, name
 
 def test_no_comparison_without_an_evaluation_in_the_log(tmp_path: Path) -> None:
     recorder = EventRecorder()
-    result = evaluate_again(file_of(FakeRun(tmp_path).train(100)), "best", fixed_evaluation(0.5), recorder)
+    result = evaluate_again(file_of(FakeRun(tmp_path).train(100)), None, fixed_evaluation(0.5), recorder)
     assert (result.agrees, result.logged, result.metrics) == (None, None, {"accuracy": 0.5})
     assert recorder.warnings == []
 
