@@ -126,9 +126,8 @@ def train_run(
     """
     PROCESS_DEADLINE.clear()
     keep_main_module_from_children(only_of="prefect")
-    logger = PrefectRunLogger(logger_of_stage)
     try:
-        with refusals_told(Path(run_file), overrides or [], note=lambda text: logger.emit(Note(text=text))):
+        with refusals_told(Path(run_file), overrides or [], note=lambda text: PrefectRunLogger().emit(Note(text=text))):
             run = Run.open(load_run_file(Path(run_file), overrides or []))
             goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
             accepted = accepted_keys(",".join(accept or []))
@@ -136,6 +135,7 @@ def train_run(
         def admission(telemetry: Sink) -> Admitted | RelayResult:
             return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
 
+        logger = PrefectRunLogger(logger_of_stage)
         tag_flow_run(run.spec, logger)
         with tags(*tags_of(run.spec)), worker_shield():
             # The process of a deployment's flow run exists for this run only.
