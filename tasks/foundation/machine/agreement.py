@@ -13,6 +13,7 @@ seconds. The connection from each host to the chief stays open as the `HostLink`
 meeting ends, for TensorFlow's own server: SO_REUSEADDR lets it listen although there are connections at its port.
 """
 
+import ipaddress
 import os
 import queue
 import socket
@@ -53,6 +54,7 @@ class Patience:
         first_note: until the missing hosts are named.
         next_note: until they are named again.
         misled: for an address that does not lead to its host, although that host has come.
+        renamed: the same for a name: caches have the address that a host had before it was started anew elsewhere.
         idle: for the others, if nothing is left to do on this host.
     """
 
@@ -60,6 +62,7 @@ class Patience:
     first_note: float = 30
     next_note: float = 60
     misled: float = 20
+    renamed: float = 120
     idle: float = 30
 
 
@@ -410,12 +413,13 @@ class _Meeting:
 
     def _require_addresses(self) -> None:
         """Check that the hosts that have come can also be reached, as TensorFlow will do."""
-        late, now = self._patience.misled, time.monotonic()
+        now = time.monotonic()
         self._require_port()
         for other in [each for each, when in self._reached.items() if now - when > _HELLO_SECONDS]:
             if other not in self._joined:  # it may follow another chief meanwhile
                 self._dial_again(other)
         for other, each in sorted(self._joined.items()):
+            late = self._patience.renamed if _is_name(self._addresses[other]) else self._patience.misled
             if other not in self._reached and now - each.since > late:
                 raise AcceleratorError(
                     f"host {other} ({each.hello.where}) has come, but its address, "
@@ -571,6 +575,14 @@ class _Meeting:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _is_name(address: str) -> bool:
+    try:
+        ipaddress.ip_address(_split(address)[0])
+    except ValueError:
+        return True
+    return False
 
 
 def _pair(one: str, other: str) -> str:

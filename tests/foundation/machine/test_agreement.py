@@ -163,6 +163,21 @@ def test_an_address_that_leads_elsewhere_is_refused_on_all(hosts: Hosts) -> None
         assert "Address already in use" in error if taken == 0 else "does not lead to it: " in error
 
 
+def test_a_name_may_lead_elsewhere_for_a_while(hosts: Hosts) -> None:
+    """A pod that is started anew has another address, which those who ask for its name learn later."""
+    addresses = free_addresses(2)
+    port = int(addresses[1].rpartition(":")[2])
+    addresses[1] = f"localhost:{port}"
+    with socket.create_server(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(60)
+        chief = hosts.start(addresses, 0, patience=Patience(connect=60, misled=0))
+        both = [chief, hosts.start(addresses, 1)]
+        for _ in range(15):
+            stranger.accept()[0].close()
+    for link in linked(*both, outcomes=("admitted", "admitted")):
+        link.close()
+
+
 STRANGERS: dict[str, Callable[[socket.socket], object]] = {
     "nothing": lambda _: None,
     "a web browser": lambda connection: connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
