@@ -128,7 +128,7 @@ class IntervalWork:
         self._host_stats = HostStats()
         self._partial = trainer.read_partial_row(self._telemetry)
         self._traced = trainer.traced
-        self._agreed = "" if trainer.accelerator.link is None else trainer.accelerator.link.agreed
+        self._agreed = trainer.accelerator.agreed
 
     def result(
         self,

@@ -233,6 +233,11 @@ class Accelerator:
         return self.host == 0
 
     @property
+    def agreed(self) -> str:
+        """Digest of what several hosts have agreed on; empty for a single host."""
+        return "" if self.link is None else self.link.agreed
+
+    @property
     def replicas(self) -> int:
         """Number of replicas on all hosts."""
         return self.environment.replicas

@@ -60,6 +60,7 @@ class OneHost:
 
     is_chief = True
     hosts = 1
+    agreed = ""
 
     def broadcast_from_chief(self, number: int) -> int:
         """The number itself."""
