@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "steps"),
     [
-        ([Case("KILL", "worker", "commit"), Case("TERM", "both", "evaluation")], 20),
+        ([Case("KILL", "worker", "commit"), Case("TERM", "worker", "evaluation")], 28),
         pytest.param([case for case in kill_table() if case.hosts == 3], 120, marks=pytest.mark.nightly),
     ],
     ids=["two-hosts", "three-hosts"],
