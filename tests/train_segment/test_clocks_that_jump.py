@@ -61,6 +61,8 @@ def staged(step: int, base: int) -> CheckpointRef:
 class Hosts:
     """This host, and another host with given numbers."""
 
+    agreed = ""
+
     hosts, replicas, is_chief = 2, 2, True
 
     def __init__(self, of_the_other: list[float]) -> None:
