@@ -400,6 +400,8 @@ def _watch(reader: int, ended: threading.Event) -> None:
         while time.monotonic() < until or PROCESS_STOP.saves:
             if ended.wait(_LOOK_SECONDS):
                 return
+            if PROCESS_STOP.saves:  # afterwards, the process says what became of it
+                until = max(until, time.monotonic() + LAST_SECONDS)
     _kill_children()
     leave_at_once(_LEFT.format(grace=PROCESS_DEADLINE.grace_seconds), RESUMABLE)
 

@@ -88,7 +88,7 @@ def call_of(harness: LauncherHarness, **changes: Any) -> RemoteTrainSegmentCall:
 def test_lost_devices_are_a_lost_accelerator(
     harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
 ) -> None:
-    acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=harness.run.head.environment)
+    acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, link=None, environment=harness.run.head.environment)
     monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
 
     def lost(_call: TrainSegmentCall) -> SegmentResult:

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -354,3 +355,28 @@ def test_outside_the_main_thread_the_work_is_called_directly() -> None:
     thread.start()
     thread.join()
     assert results == [thread]
+
+
+SAVES_PAST_THE_GRACE_PERIOD = """
+import signal, sys, time
+from tasks.foundation.machine.stops import PROCESS_STOP
+from tasks.foundation.machine.threads import leaving_in_time
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+PROCESS_DEADLINE.grace_seconds = 0.1
+with leaving_in_time():
+    signal.raise_signal(signal.SIGTERM)
+    until = time.monotonic() + 0.5
+    PROCESS_STOP.save_in_flight = lambda: time.monotonic() < until
+    while time.monotonic() < until + 0.6:  # a busy processor
+        pass
+    print("the save failed")
+"""
+
+
+def test_process_says_what_became_of_a_save_that_the_grace_period_was_too_short_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAVES_PAST_THE_GRACE_PERIOD], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "the save failed\n"), done.stderr
