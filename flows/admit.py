@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.agreed import agree, several_hosts
+from flows.agreed import agree
 from flows.opened_run import Goal, Run
 from flows.process_start import keep_hash_seed
 from flows.result import RelayResult, result_of
@@ -32,7 +32,7 @@ from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import BatonError, RunAtWork, RunFileError, StorageError
 from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
-from tasks.foundation.machine.cluster import cluster_of, is_chief
+from tasks.foundation.machine.cluster import cluster_of, is_chief, several_hosts
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
@@ -335,7 +335,7 @@ def admit(
     def alone() -> Admitted | RelayResult:
         return _admit_alone(run, goal, accept=accept, try_again=try_again, take_over=take_over, telemetry=telemetry)
 
-    cluster = several_hosts(run)
+    cluster = several_hosts(run.spec.accelerator, os.environ)
     if cluster is None:
         return alone()
     found, refusal = None, None
@@ -439,7 +439,8 @@ def result_if_done(
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
     reached = goal.reached(head, run.spec)
-    if reached or several_hosts(run) is None:  # several hosts first find out whether they differ from each other
+    # Several hosts first find out whether they differ from each other.
+    if reached or several_hosts(run.spec.accelerator, os.environ) is None:
         changes = None if reached else _changes_of_code(run, head)
         require_recorded_identity(run, head, accept=accept, changes=changes)
         if changes and not accept:

@@ -77,16 +77,6 @@ class _OfHost(Contract):
     sees_head: bool = True
 
 
-def several_hosts(run: Run) -> Cluster | None:
-    """The hosts that train a run together; None for a single one.
-
-    Raises:
-        AcceleratorError: the environment does not name them.
-    """
-    cluster = cluster_of(os.environ) if run.spec.accelerator.kind == "multi_worker" else None
-    return None if cluster is None or len(cluster.addresses) == 1 else cluster
-
-
 @contextmanager
 def refusals_told(file: Path, overrides: Sequence[str], *, note: Callable[[str], object]) -> Iterator[None]:
     """Tell the other hosts what the block refuses. It reads the run file, so what is not read yet cannot be asked.
@@ -192,7 +182,8 @@ def _compare(link: HostLink, run: Run, values: Mapping[str, object]) -> str:
             digest = "" if number is None else _entry_digest(run, number)
             asked = _FromChief(probe=probe, storage=run.root.uri, head=number, digest=digest)
             link.send(_TOPIC, asked.to_json())
-            said = link.gather(_TOPIC, _said(run, values, asked), seconds=_SECONDS) or ()
+            mine = _OfHost(values=comparable(values), storage=run.root.uri, sees=True)
+            said = link.gather(_TOPIC, mine.to_json(), seconds=_SECONDS) or ()
             every = [_OfHost.model_validate_json(each) for each in said]
         finally:
             discard(run.root, probe)

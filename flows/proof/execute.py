@@ -24,7 +24,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
 from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.cluster import Cluster, cluster_of
+from tasks.foundation.machine.cluster import Cluster, several_hosts
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -117,7 +117,8 @@ class Laboratory:
 
 def hosts_of(spec: RunSpec) -> int:
     """The number of hosts of a multi_worker run, else 1. All of them are processes of this machine."""
-    return len(cluster_of(os.environ).addresses) if spec.accelerator.kind == "multi_worker" else 1
+    cluster = several_hosts(spec.accelerator, os.environ)
+    return 1 if cluster is None else len(cluster.addresses)
 
 
 class FreshProcesses:

@@ -66,7 +66,7 @@ def workers_from(stats: Sequence[WorkerStats]) -> tuple[Worker, ...]:
         return ()
     workers = [_worker(each) for each in stats]
     median = statistics.median(worker.input_wait_share for worker in workers)
-    return tuple(_with_verdict(worker, median) for worker in workers)
+    return tuple(replace(each, straggles=each.input_wait_share - median >= _STRAGGLER_EXCESS) for each in workers)
 
 
 def summed_stats(history: History) -> tuple[WorkerStats, ...]:
@@ -120,10 +120,6 @@ def _worker(stats: WorkerStats) -> Worker:
         input_wait_seconds=stats.input_wait_seconds,
         losses=stats.losses,
     )
-
-
-def _with_verdict(worker: Worker, median: float) -> Worker:
-    return replace(worker, straggles=worker.input_wait_share - median >= _STRAGGLER_EXCESS)
 
 
 def _costs(stats: Sequence[WorkerStats]) -> list[tuple[HostSteps, ...]]:

@@ -1,7 +1,7 @@
 """The hosts of a run as this process's environment names them: their addresses, and which of them this host is.
 
 `TF_CONFIG` says it in TensorFlow's words. Where it is not set, what started the process says it in its own: Vertex AI
-in `CLUSTER_SPEC`, SkyPilot in `SKYPILOT_NODE_IPS`, Slurm in `SLURM_STEP_NODELIST`; and whoever writes a job, such as
+in `CLUSTER_SPEC`, SkyPilot in `SKYPILOT_NODE_IPS`, Slurm in `SLURM_STEP_NODELIST`; and the author of a job, such as
 one of Kubernetes, in `BATON_HOSTS`. Only variables are read: no network is used, and no command is run.
 
 Needs no TensorFlow, so that a command knows before it imports TensorFlow whether it is the chief, host 0.
@@ -84,7 +84,13 @@ def cluster_of(environment: Mapping[str, str]) -> Cluster:
 
 
 def is_chief(spec: AcceleratorSpec, environment: Mapping[str, str]) -> bool:
-    """Whether this process writes to the run's home. Needs no TensorFlow.
+    """Whether this process writes to the run's home; for arguments and errors see `several_hosts`."""
+    cluster = several_hosts(spec, environment)
+    return cluster is None or cluster.host == 0
+
+
+def several_hosts(spec: AcceleratorSpec, environment: Mapping[str, str]) -> Cluster | None:
+    """The hosts that train a run together; None for a single one.
 
     Args:
         spec: `accelerator` of the run file.
@@ -93,7 +99,8 @@ def is_chief(spec: AcceleratorSpec, environment: Mapping[str, str]) -> bool:
     Raises:
         AcceleratorError: see `cluster_of`.
     """
-    return spec.kind != "multi_worker" or cluster_of(environment).host == 0
+    cluster = cluster_of(environment) if spec.kind == "multi_worker" else None
+    return None if cluster is None or len(cluster.addresses) == 1 else cluster
 
 
 def _of_jobs(environment: Mapping[str, str], name: str) -> Cluster:

@@ -94,8 +94,7 @@ def differences_between_hosts(hosts: Hosts, values: Mapping[str, Any]) -> tuple[
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of what has to be the same, as JSON that is bounded."""
     mine = {name: _short(value) for key, below in values.items() for name, value in leaves(key, below)}
-    text = json.dumps(mine, default=str)
-    return dict(json.loads(text))
+    return dict(json.loads(json.dumps(mine, default=str)))
 
 
 def differences_between(every: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
