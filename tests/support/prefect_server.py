@@ -171,7 +171,7 @@ def graph(url: str, flow_run: str) -> dict[str, list[str]]:
 
 
 def ended_task_runs(url: str, flow_runs: Collection[dict[str, Any]], least: int) -> list[dict[str, Any]]:
-    """The task runs of flow runs, at least so many, when the server has recorded the end of each.
+    """The task runs of flow runs, `least` or more, when the server has recorded the end of each.
 
     It records what the client reports some seconds later, and until then has neither the end nor the name.
     """

@@ -5,7 +5,7 @@ in TensorFlow, without an end. So all of them meet first, at their addresses in 
 and connects to the chief's address, and the chief connects to the address of each. The two *hellos* of a connection say
 who is at its ends. So a doubled index, a second chief, a list of other addresses and an address that leads elsewhere
 are found by those who can know, and a host that has refused says why. The chief decides, and tells all hosts the same:
-go on, or end with this error. Whoever comes late is told as well. A host that does not come at all is named from time
+go on, or end with this error. A host that comes late is told as well. One that does not come at all is named from time
 to time, and has `accelerator.connect_seconds`.
 
 Anybody can connect to a port. What does not begin as a hello is closed and forgotten; a hello is bounded in bytes and
@@ -158,8 +158,13 @@ def meet(
 
 def refusal_of(host: int, error: BatonError) -> BatonError:
     """The error of a host, as all hosts raise it: of the same class, and with the name of the host."""
-    report = ErrorReport.of(error)
-    return report.model_copy(update={"message": f"host {host} refused: {report.message}", "traceback": None}).to_error()
+    report = _report(error)
+    return report.model_copy(update={"message": f"host {host} refused: {report.message}"}).to_error()
+
+
+def _report(error: BatonError) -> ErrorReport:
+    """What other hosts are told of an error: where it was raised is of no use to them."""
+    return ErrorReport.of(error).model_copy(update={"traceback": None})
 
 
 class _Meeting:
@@ -327,7 +332,7 @@ class _Meeting:
         try:
             self._require_fitting(hello, to, self._host if came.dialed is None else hello.host)
         except BatonError:
-            self._strays.append(came.connection)  # it is told
+            self._strays.append(came.connection)  # its other end is told the error
             self._is_wrong |= hello.refusal is None
             if hello.refusal is None or came.dialed is None:  # who has refused comes to hear it
                 self._told.add(hello.host)
@@ -399,7 +404,7 @@ class _Meeting:
         return range(1, len(self._addresses))
 
     def _problem(self) -> BatonError | None:
-        """Take in whoever has come; why the run cannot go on, if it turns out now."""
+        """Take in what has connected. Returns why the run cannot go on; None if nothing speaks against it."""
         try:
             self._take_in()
             if self._port_taken and not self._dials_itself:
@@ -453,7 +458,7 @@ class _Meeting:
         """Tell the hosts that are here, and close their connections."""
         hosts = {other: each.connection for other, each in self._joined.items()}
         self._joined = {}
-        said = Verdict(error=ErrorReport.of(verdict).model_copy(update={"traceback": None}))
+        said = Verdict(error=_report(verdict))
         connections = [*hosts.values(), *self._strays]
         self._strays = []
         sent = [connection for connection in connections if self._say(connection, said)]
@@ -481,9 +486,7 @@ class _Meeting:
     # What the threads do.
 
     def _hello(self, to: int, *, is_answer: bool = False) -> bytes:
-        report = None
-        if self._refusal is not None:
-            report = ErrorReport.of(self._refusal).model_copy(update={"traceback": None})
+        report = None if self._refusal is None else _report(self._refusal)
         hello = Hello(
             host=self._host, to=to, addresses=self._addresses, process=self._process, where=self._where,
             outcome=self._outcome, refusal=report, is_answer=is_answer, chief=self._chief,
@@ -499,7 +502,7 @@ class _Meeting:
             while not self._stopped.is_set():
                 try:
                     connection, _ = listener.accept()
-                except OSError:  # nobody came, or whoever came is gone
+                except OSError:  # nothing has connected, or it is gone again
                     continue
                 if not self._greeted.acquire(blocking=False):
                     self._drop(connection)
@@ -524,7 +527,7 @@ class _Meeting:
         return None
 
     def _greet(self, connection: socket.socket) -> None:
-        """Read the hello of whoever has connected, and answer; a stranger is forgotten."""
+        """Read the hello of a process that has connected, and answer; a stranger is forgotten."""
         try:
             hello, told = _hello_from(connection, is_answer=False), self._refusal is not None
             _send(connection, self._hello(hello.host, is_answer=True))

@@ -130,7 +130,9 @@ class HostValues:
         if self._on_host:
             values = map(_read, variables)
         elif self._io_device is None:
-            traced = self._fetched.setdefault(tuple(keys), tf.function(partial(_fetch, variables), jit_compile=False))
+            traced = self._fetched.get(tuple(keys))
+            if traced is None:
+                traced = self._fetched[tuple(keys)] = tf.function(partial(_fetch, variables), jit_compile=False)
             values = traced()
         else:  # behind gRPC, a function cannot return to the memory of another host
             values = (_on_device(self._io_device, variable) for variable in variables)

@@ -1,4 +1,4 @@
-"""Saves of several hosts on a bucket that takes so many bytes a second from each of them (part n).
+"""Saves of several hosts on a bucket that caps the bytes a second of each of them (part n).
 
 Once with real processes that train, from the snapshot to the log entry, and once the save alone: many processes on few
 cores take longer to agree than to save.

@@ -37,7 +37,7 @@ _SAVES = 3
 
 
 class CappedStore:
-    """Forwards every call to another store, and writes so many bytes a second to it, all threads together."""
+    """Forwards every call to another store, with a cap on the bytes a second that all threads together write to it."""
 
     def __init__(self, inner: Any, bytes_per_second: float) -> None:
         self.inner = inner
