@@ -62,9 +62,12 @@ images:
 
 # Needs uv. Pins without index addresses; the images have the versions of requirements.lock. Its hashes lie in a file of
 # their own, because pip refuses a local folder beside a constraint that has hashes.
+# KerasHub asks for a tensorflow-text that brings a second TensorFlow, so it is installed without its dependencies.
+KERAS_HUB := keras-hub==0.32.0
 COMPILE := uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url
 lock:
 	$(COMPILE) --extra cpu --extra digits --extra dev --output-file requirements.lock pyproject.toml
+	echo $(KERAS_HUB) >> requirements.lock
 	$(COMPILE) --no-deps --generate-hashes --output-file requirements-hashed.lock requirements.lock
 	for lock in containers/locks/*.lock; do \
 		$(COMPILE) --python-platform x86_64-manylinux_2_28 --constraint requirements.lock \
