@@ -34,11 +34,15 @@ class Feature(Contract):
     shape: tuple[int, ...] = Field(description="shape of one example, without the batch dimension")
     # Baton's shards store every array as raw bytes under its name; external records may use other keys and encodings.
     key: str | None = Field(default=None, description="its key within a record; None: `name`")
-    encoding: Literal["raw", "int64", "float", "image", "text"] = Field(
+    encoding: Literal["raw", "int64", "float", "image", "text", "array"] = Field(
         default="raw",
         description="raw: a bytes value of little-endian numbers; int64, float: a list of values; image: JPEG or PNG; "
-        "text: a list of strings",
+        "text: a list of strings; array: numbers of this dtype and shape, as a reader of columns gives them",
     )
+    # Of columns, as in Parquet files: what the reader makes of them.
+    stacked: tuple[str, ...] = Field(default=(), description="columns that form the last dimension; (): the key alone")
+    vocabulary: tuple[str, ...] = Field(default=(), description="texts whose positions are the values; (): none")
+    fill: float | int | str | None = Field(default=None, description="in place of nulls; None: there are none")
 
     @property
     def record_key(self) -> str:
@@ -46,8 +50,25 @@ class Feature(Contract):
         return self.name if self.key is None else self.key
 
 
+class RangeLayout(Contract):
+    """How a range of an external file is read that is no TFRecord file. Its reader needs these bytes besides."""
+
+    form: Literal["parquet", "arrow", "tar", "array_record"]
+    head_begin: int = Field(default=0, ge=0, description="offset of the footer (Parquet) or the schema (Arrow)")
+    head_size: int = Field(default=0, ge=0, description="bytes; 0: none are needed")
+    head_crc32c: str = Field(default="00000000", pattern=r"^[0-9a-f]{8}$")
+    first_part: int = Field(default=0, ge=0, description="the first row group or record batch of the range")
+    parts: int = Field(default=1, ge=1, description="how many it has")
+    partition: dict[str, str] = Field(
+        default_factory=dict, description="columns that the folder's name says: year=2026"
+    )
+
+
 class ShardRecord(Contract):
-    """One TFRecord file, or a range of whole records of an external one, which is itself a valid TFRecord file."""
+    """One TFRecord file, or a range of whole records of an external file, see `RangeLayout`.
+
+    A range of a TFRecord file is itself a valid TFRecord file.
+    """
 
     path: ShardPath = Field(
         description="relative to the dataset's folder; absolute path or address of an external file"
@@ -58,6 +79,7 @@ class ShardRecord(Contract):
     begin: int = Field(default=0, ge=0, description="offset of the first byte in the file")
     first: int = Field(default=0, ge=0, description="index of the first record in the whole source")
     records: int | None = Field(default=None, ge=1, description="records of both parts in it; None: examples")
+    layout: RangeLayout | None = Field(default=None, description="None: a TFRecord file, or a range of one")
 
     @model_validator(mode="after")
     def _whole_in_its_folder(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.dataset import Feature, RangeLayout
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError
 
@@ -26,18 +26,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Consecutive records of a TFRecord file; all ranges, in order, form the whole source."""
+    """Consecutive records of a file; all ranges, in order, form the whole source."""
 
     path: str  # absolute path or address of the file
     begin: int  # offset of the first byte
     size: int  # bytes
     crc32c: str
     records: int
+    layout: RangeLayout | None = None  # None: of a TFRecord file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPlace:
-    """Examples in TFRecord files, to be read from there and not copied."""
+    """Examples in files, to be read from there and not copied."""
 
     features: tuple[Feature, ...]  # in the order of the flattened example
     # Reads all files, and passes each example to its first argument, which checks it. The second argument is the
