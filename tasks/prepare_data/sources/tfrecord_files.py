@@ -11,7 +11,6 @@ The features of `tf.train.Example` records, as the run file describes them; comp
 Parses records of `tf.train.Example` in batches, as training does; finds the record that fails.
 """
 
-import hashlib
 import io
 import math
 import os
@@ -37,13 +36,11 @@ from tasks.foundation.storage.transfers import masked_crc32c
 from tasks.prepare_data.sources.image_folders import decode_image_file
 from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import (
-    Fingerprint,
     SourceFile,
     confirm_all,
-    describe_origin,
-    file_stamps,
     find_files,
     fingerprint,
+    fingerprint_by_stamps,
     require_unchanged,
 )
 from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
@@ -492,7 +489,7 @@ def tfrecord(options: Mapping[str, Any], folder: Path) -> Source:
     file, record = _first_record(files, chosen)
     features = fit_to_record(record.data, features, chosen, where=record_position(file.uri, record))
     examples = partial(parsed_examples, features=features, compressed=chosen.copy_)
-    found = fingerprint(files) if chosen.copy_ else _fingerprint_by_stamps(files)
+    found = fingerprint(files) if chosen.copy_ else fingerprint_by_stamps(files)
     return Source(
         content=found.content,
         settings=chosen.model_dump(exclude={"path"}),
@@ -517,17 +514,6 @@ def _first_record(files: Sequence[SourceFile], options: TfrecordOptions) -> tupl
         if record is not None:
             return file, record
     raise SourceError(f"data.options.path: {options.path!r}: none of these files has a record; name files with records")
-
-
-def _fingerprint_by_stamps(files: Sequence[SourceFile]) -> Fingerprint:
-    """Identify files by path and stamp, without reading them: indexing computes the ranges' checksums anyway.
-
-    Files that were moved or rewritten are indexed again; if their content is the same, it is the same dataset.
-    """
-    stamps = file_stamps(files)
-    lines = (f"{file.uri}\0{stamp}\n" for file, stamp in zip(files, stamps, strict=True))
-    content = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return Fingerprint(content=content, origin=describe_origin(files, stamps, content), size=0, stamps=tuple(stamps))
 
 
 def _read(
