@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ _PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
 RANDOM_HINT = (
     "draw with tf.random.stateless_uniform(shape, seed) or tf.image.stateless_random_*(image, …, seed=seed); several "
     "draws: tf.random.experimental.stateless_split(seed, n)"
+)
+_NO_TENSORFLOW_TEXT = (
+    "in a transform, KerasHub's tokenizers run on the package tensorflow-text, which is not installed; call them in "
+    "data.source, in a function such as data.py:load, where they run in Python"
 )
 _PARTS = ("x", "y", "sample_weight")
 _FORM = "it must be a function of one example, and of seed if it draws: def augment(example, *, seed)"
@@ -152,7 +157,17 @@ def call_stateless(
             raise guard.refusal from None
         if isinstance(fault, BatonError):
             raise
-        raise ModelError(user_error(f"{where} raised", fault)) from fault
+        raise ModelError(user_error(f"{where} raised", fault, hints=_hints(fault))) from fault
+
+
+def _hints(fault: BaseException) -> list[str]:
+    """The remedy if a text layer of KerasHub lacks tensorflow-text, which it needs in a graph only.
+
+    Some of its layers say so; others use the package without a look whether it is there.
+    """
+    text = str(fault)
+    lacks = "tensorflow-text" in text or ("keras_hub" in text and "'NoneType' object has no attribute" in text)
+    return [_NO_TENSORFLOW_TEXT] if lacks and find_spec("tensorflow_text") is None else []
 
 
 class _Guard:
@@ -175,7 +190,7 @@ class _Guard:
         return self.refusal
 
     def _look_at(
-        self, op_type: str, _inputs: Any, _attributes: Any, _outputs: Any, *, op_name: Any = None, graph: Any = None
+        self, op_type: str, _inputs: Any, _attributes: Any, _outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
         definition = op_def_registry.get(op_type)
         if graph is None or definition is None or not definition.is_stateful or op_type in _HARMLESS:

@@ -17,6 +17,7 @@ from tasks.foundation.model.build import RandomStates
 IMAGE = (Feature(name="x", dtype="float32", shape=(4, 4, 1)), Feature(name="y", dtype="int64", shape=()))
 HEAD = """import random
 import keras
+import keras_hub
 import numpy as np
 import tensorflow as tf
 
@@ -26,6 +27,9 @@ NORM = keras.layers.BatchNormalization()
 NORM.build((None, 4, 4, 1))
 COUNT = tf.Variable(0.0)
 NUMPY = np.random.default_rng(1)
+WORDS = keras_hub.tokenizers.WordPieceTokenizer(vocabulary=["[UNK]", "a"], sequence_length=4)
+PAIRS = keras_hub.tokenizers.BytePairTokenizer(vocabulary={"a": 0, "b": 1}, merges=[], sequence_length=4)
+SWAP = keras_hub.layers.RandomSwap(0.5, seed=1)
 """
 
 
@@ -102,33 +106,33 @@ REFUSED = {
     "tf.random": (
         "return example[0] + tf.random.uniform([]), example[1]",
         [
-            "data.transform: data.py:augment uses RandomUniform, data.py, line 14: return example[0]",
+            "data.transform: data.py:augment uses RandomUniform, data.py, line 18: return example[0]",
             "stateless_uniform",
         ],
     ),
     "tf.image": (
         "return tf.image.random_flip_left_right(example[0]), example[1]",
-        ["RandomUniform, data.py, line 14: return tf.image.random_flip_left_right", "hint: draw with"],
+        ["RandomUniform, data.py, line 18: return tf.image.random_flip_left_right", "hint: draw with"],
     ),
     "a seed of its own": (
         "return example[0] + tf.random.uniform([], seed=3), example[1]",
-        ["RandomUniform, data.py, line 14"],
+        ["RandomUniform, data.py, line 18"],
     ),
     "tf.random.Generator": (
         "return example[0] + GENERATOR.uniform([]), example[1]",
-        ["RngReadAndSkip, data.py, line 14", "hint: draw with"],
+        ["RngReadAndSkip, data.py, line 18", "hint: draw with"],
     ),
     "in a branch": (
         "return (example[0] if example[1] > 1 else tf.random.shuffle(example[0])), example[1]",
-        ["RandomShuffle, data.py, line 14"],
+        ["RandomShuffle, data.py, line 18"],
     ),
     "python": (
         "return tf.numpy_function(np.sort, [example[0]], tf.float32), example[1]",
-        ["runs Python code (PyFunc, data.py, line 14", "hint: write it in TensorFlow operations"],
+        ["runs Python code (PyFunc, data.py, line 18", "hint: write it in TensorFlow operations"],
     ),
     "a variable": (
         "return example[0] + COUNT.assign_add(1.0), example[1]",
-        ["changes a variable (AssignAddVariableOp, data.py, line 14", "hint: return everything"],
+        ["changes a variable (AssignAddVariableOp, data.py, line 18", "hint: return everything"],
     ),
     "statistics": (
         "return NORM(example[0][None], training=True)[0], example[1]",
@@ -166,9 +170,21 @@ REFUSED = {
     ),
     "an error": (
         "return tf.reshape(example[0], (3, 3)), example[1]",
-        ["data.transform: data.py:augment raised ValueError", "data.py, line 14, in augment:\n    return tf.reshape"],
+        ["data.transform: data.py:augment raised ValueError", "data.py, line 18, in augment:\n    return tf.reshape"],
     ),
-    "an unknown name": ("return nothing", ["raised NameError", "nothing", "line 14"]),
+    "a tokenizer that says what it lacks": (
+        "return PAIRS(tf.strings.as_string(example[1])), example[1]",
+        ["raised ImportError", "hint: in a transform, KerasHub's tokenizers run on the package tensorflow-text"],
+    ),
+    "a tokenizer that does not": (
+        "return WORDS(tf.strings.as_string(example[1])), example[1]",
+        ["raised AttributeError", "hint: in a transform, KerasHub's tokenizers run on the package tensorflow-text"],
+    ),
+    "a generator made in the call": (
+        "return SWAP(tf.fill([4], example[1])), example[1]",
+        ["whose state no checkpoint holds", "hint: draw with"],
+    ),
+    "an unknown name": ("return nothing", ["raised NameError", "nothing", "line 18"]),
 }
 
 
