@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -183,17 +183,28 @@ _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
 
 
+TFDS_DATA_DIR: Final = "~/tensorflow_datasets"  # the default of TensorFlow Datasets
+_IN_PLACE = ("tfds", "tfrecord")
+
+
 def _stays_in_place(source: SetSpec) -> bool:
     """Whether Baton reads the records of a source where they are, and copies none."""
-    return source.source == "tfrecord" and source.options.get("copy") is not True
+    return source.source in _IN_PLACE and source.options.get("copy") is not True
+
+
+def _path_in_place(source: SetSpec) -> object:
+    """Return `options.path`; of a dataset that `tfds` has by name, the folder of all prepared datasets."""
+    if source.source == "tfds" and "name" in source.options:
+        return source.options.get("data_dir", TFDS_DATA_DIR)
+    return source.options.get("path")
 
 
 class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, images, npz, text, tfrecord) or a function, data.py:load, that "
-        "returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
+        description="a built-in source (csv, digits, images, npz, text, tfds, tfrecord) or a function, data.py:load, "
+        "that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
     )
     sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
         default=(),
@@ -391,10 +402,12 @@ class DataSpec(Contract):
         if given and self.validation_fraction == 0:
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
-        if given and any(map(_stays_in_place, self._named)):
+        in_place = next(filter(_stays_in_place, self._named), None)
+        if given and in_place is not None:
             raise ValueError(
-                f"{given[0]} needs records that Baton copies, but those of source tfrecord stay in their files; set "
-                "options.copy to true, or put the held-out records into files of their own, named under validation"
+                f"{given[0]} needs records that Baton copies, but those of source {in_place.source} stay in their "
+                "files; set options.copy to true, or put the held-out records into files of their own, named under "
+                "validation"
             )
         return self
 
@@ -416,9 +429,9 @@ class DataSpec(Contract):
 
     @property
     def paths_in_place(self) -> tuple[str, ...]:
-        """The `options.path` of the sources whose records stay in their files: of the examples, and of the own sets."""
+        """Where the sources' records are that stay in their files: of the examples, and of the own sets."""
         sets = (*self._named, *self.own_sets.values())
-        paths = (each.options.get("path") for each in sets if _stays_in_place(each))
+        paths = (_path_in_place(each) for each in sets if _stays_in_place(each))
         return tuple(path for path in paths if isinstance(path, str))
 
     @property

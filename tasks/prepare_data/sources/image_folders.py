@@ -77,7 +77,7 @@ def _not_an_image(data: bytes) -> str | None:
 
 
 _MAX_LISTED = 10
-_Side = Annotated[int, Field(ge=1, le=2**14)]
+ImageSide = Annotated[int, Field(ge=1, le=2**14)]
 
 
 class ImagesOptions(Options):
@@ -86,7 +86,7 @@ class ImagesOptions(Options):
     path: str = Field(
         min_length=1, description="a folder with one folder per class, relative to the run file or on gs://"
     )
-    size: list[_Side] = Field(
+    size: list[ImageSide] = Field(
         min_length=2, max_length=2, description="[height, width] of the examples, each an integer of at least 1"
     )
     channels: Literal[1, 3] = Field(default=3, description="3 for color, 1 for grey")

@@ -15,6 +15,7 @@ from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import require_local_path
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
+from tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
 from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
@@ -23,6 +24,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "images": images,
     "npz": npz,
     "text": text,
+    "tfds": tfds,
     "tfrecord": tfrecord,
 }
 
@@ -34,6 +36,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "images": ImagesOptions,
     "npz": NpzOptions,
     "text": TextOptions,
+    "tfds": TfdsOptions,
     "tfrecord": TfrecordOptions,
 }
 

@@ -161,7 +161,7 @@ _DTYPES = {
     "image": ("uint8", "float32"),
 }
 _IMAGE_RANK, _IMAGE_CHANNELS = 3, (1, 3)
-_KIND = {"raw": "bytes_list", "image": "bytes_list", "int64": "int64_list", "float": "float_list"}
+_KIND = {"raw": "bytes_list", "image": "bytes_list", "text": "bytes_list", "int64": "int64_list", "float": "float_list"}
 
 
 class FeatureSpec(Contract):
@@ -211,22 +211,39 @@ def chosen_features(options: TfrecordOptions) -> tuple[Feature, ...]:
     """
     for name, spec in options.features.items():
         _check(name, spec)
-    if options.sample_weight is not None and options.y is None:
+    known = {key: _feature(key, spec) for key, spec in options.features.items()}
+    parts = {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
+    return named_features(parts, known, among="data.options.features")
+
+
+def named_features(
+    parts: Mapping[str, str | dict[str, str] | None], known: Mapping[str, Feature | str], *, among: str
+) -> tuple[Feature, ...]:
+    """Return the features that form an example, in the order of the flattened example.
+
+    Args:
+        parts: what the options x, y and sample_weight name.
+        known: the features of the records by key; or why such a feature cannot be used, with the remedy.
+        among: what has these features, for messages.
+
+    Raises:
+        RunFileError: a part names a feature that is missing or cannot be used.
+    """
+    if parts["sample_weight"] is not None and parts["y"] is None:
         raise RunFileError(
-            f"data.options.sample_weight: {options.sample_weight!r}: weights need labels; set data.options.y too"
+            f"data.options.sample_weight: {parts['sample_weight']!r}: weights need labels; set data.options.y too"
         )
-    selected = {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
-    names: dict[str, str] = {}
-    for part, value in selected.items():
-        for feature_name, key in [(part, value)] if isinstance(value, str) else _named(part, value):
-            if key not in options.features:
-                option = feature_name.replace("/", ".")
-                raise RunFileError(
-                    f"data.options.{option}: {key!r}: data.options.features has no such feature; "
-                    f"{suggestion(key, options.features)}"
-                )
-            names[feature_name] = key
-    return tuple(_feature(feature_name, key, options.features[key]) for feature_name, key in names.items())
+    found: list[Feature] = []
+    for part, value in parts.items():
+        for name, key in [(part, value)] if isinstance(value, str) else _named(part, value):
+            at = f"data.options.{name.replace('/', '.')}: {key!r}"
+            feature = known.get(key)
+            if feature is None:
+                raise RunFileError(f"{at}: {among} has no such feature; {suggestion(key, known)}")
+            if isinstance(feature, str):
+                raise RunFileError(f"{at}: {feature}")
+            found.append(feature.model_copy(update={"name": name}))
+    return tuple(found)
 
 
 def _named(part: str, value: Mapping[str, str] | None) -> list[tuple[str, str]]:
@@ -237,11 +254,16 @@ def _named(part: str, value: Mapping[str, str] | None) -> list[tuple[str, str]]:
     return [(f"{part}/{key}", value[key]) for key in sorted(value)]
 
 
-def _feature(feature_name: str, key: str, spec: FeatureSpec) -> Feature:
-    encoding: Any = spec.encoding
-    if encoding == "values":
-        encoding = "float" if spec.dtype in _FLOATS else "int64"
-    return Feature(name=feature_name, dtype=spec.dtype, shape=tuple(spec.shape), key=key, encoding=encoding)
+def value_encoding(dtype: str) -> Literal["int64", "float"] | None:
+    """Return the encoding of lists of numbers of a dtype; None if they cannot have it."""
+    if dtype in _FLOATS:
+        return "float"
+    return "int64" if dtype in _INTEGERS else None
+
+
+def _feature(key: str, spec: FeatureSpec) -> Feature:
+    encoding: Any = value_encoding(spec.dtype) if spec.encoding == "values" else spec.encoding
+    return Feature(name=key, dtype=spec.dtype, shape=tuple(spec.shape), key=key, encoding=encoding)
 
 
 def _check(name: str, spec: FeatureSpec) -> None:
@@ -315,7 +337,7 @@ def _compare(parsed: Mapping[str, Any], feature: Feature) -> None:
     kind, values = _content(parsed[key])
     if kind != expected:
         raise RecordMismatch(key, f"{key!r} is {kind}, not {expected}; set another dtype or encoding")
-    needed = 1 if expected == "bytes_list" else math.prod(shape)
+    needed = 1 if feature.encoding in ("raw", "image") else math.prod(shape)
     if len(values) != needed:
         raise RecordMismatch(
             key, f"{key!r} has {len(values)} values, but the shape {shape} needs {needed}; correct the shape"
@@ -365,7 +387,7 @@ def parsed_examples(
     Raises:
         SourceError: the file is damaged, or a record does not match the features; names record and offset.
     """
-    largest = sum(math.prod(feature.shape) * np.dtype(feature.dtype).itemsize for feature in features)
+    largest = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in features if each.encoding != "text")
     work = partial(_with_arrays, features=features, where=partial(record_position, file.uri))
     with file.reading() as blocks:
         records = read_records(blocks, where=file.uri, compressed=compressed)
@@ -424,6 +446,8 @@ def _with_arrays(
             arrays[feature.name] = numbers[feature.name]
         elif feature.encoding == "image":
             arrays[feature.name] = _images(batch, found[feature.name].numpy(), feature, where)
+        elif feature.encoding == "text":
+            arrays[feature.name] = found[feature.name].numpy()
         else:
             arrays[feature.name] = _cast(batch, found[feature.name].numpy(), feature, where)
     return batch, arrays
@@ -483,22 +507,52 @@ def tfrecord(options: Mapping[str, Any], folder: Path) -> Source:
     chosen = parse_options(TfrecordOptions, options, source="tfrecord")
     features = chosen_features(chosen)
     files = [file for file in find_files(chosen.path, folder) if not file.name.startswith(".")]
-    for address in {file.uri.rpartition("/")[0] for file in files if file.local is None}:
-        # Refuse the address now, not when training reads from it.
-        open_storage(address, relative_to=Path("/"))
+    require_readable_folders(files)
     file, record = _first_record(files, chosen)
     features = fit_to_record(record.data, features, chosen, where=record_position(file.uri, record))
     examples = partial(parsed_examples, features=features, compressed=chosen.copy_)
-    found = fingerprint(files) if chosen.copy_ else fingerprint_by_stamps(files)
+    return records_source(files, features, examples, copy=chosen.copy_, settings=chosen.model_dump(exclude={"path"}))
+
+
+def require_readable_folders(files: Sequence[SourceFile]) -> None:
+    """Refuse addresses now that training could not read from.
+
+    Raises:
+        InvalidInput: the files are in an unknown store, or in folders without a usable address.
+    """
+    for address in {file.uri.rpartition("/")[0] for file in files if file.local is None}:
+        open_storage(address, relative_to=Path("/"))
+
+
+def records_source(
+    files: Sequence[SourceFile],
+    features: tuple[Feature, ...],
+    examples: Callable[[SourceFile], Iterator[tuple[Record, str, object]]],
+    *,
+    copy: bool,
+    settings: Mapping[str, Any],
+    origin: Mapping[str, str] | None = None,
+) -> Source:
+    """Return the source of all records of TFRecord files.
+
+    Args:
+        files: the files, in order.
+        features: what is read of each record.
+        examples: yields the examples of a file, as `parsed_examples`.
+        copy: copy the examples into shards; False: their records stay in place.
+        settings: see `Source.settings`.
+        origin: what the manifest says besides the files.
+    """
+    found = fingerprint(files) if copy else fingerprint_by_stamps(files)
     return Source(
         content=found.content,
-        settings=chosen.model_dump(exclude={"path"}),
-        origin=found.origin,
+        settings=settings,
+        origin={**(origin or {}), **found.origin},
         length=None,
         read=lambda: require_unchanged(files, found, _read(files, examples)),
         confirm=partial(confirm_all, files),
         in_place=None
-        if chosen.copy_
+        if copy
         else InPlace(
             features=features,
             ranges=lambda check, records: require_unchanged(files, found, _ranges(files, examples, check, records)),
