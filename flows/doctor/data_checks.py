@@ -227,18 +227,7 @@ class _FirstRecords:
 
 
 def _first_shard(in_place: InPlace, checker: Checker) -> tuple[ShardRecord, ...]:
-    ranges = in_place.ranges(checker.check, _MAX_EXAMPLES)
-    return tuple(
-        ShardRecord(
-            path=found.path,
-            begin=found.begin,
-            size=found.size,
-            crc32c=found.crc32c,
-            records=found.records,
-            examples=found.records,
-        )
-        for found in islice(ranges, 1)
-    )
+    return tuple(found.as_shard() for found in islice(in_place.ranges(checker, _MAX_EXAMPLES), 1))
 
 
 def _ref(folder: str, manifest: DatasetManifest) -> DatasetRef:

@@ -55,6 +55,18 @@ class Extremes:
                 if array.size != 1 or array.item() not in found:
                     self._keep(found, where, array[_may_be_extreme(array, sorted(found))])
 
+    def add_rows(self, where: Callable[[int], str], arrays: Mapping[str, Array]) -> None:
+        """Look at many examples; `where` says the position of one, given its index."""
+        for name, array in arrays.items():
+            if not len(array) or not _is_looked_at(name, array[:1]):
+                continue
+            found = self._found.setdefault(name, {})
+            flat, of_example = array.reshape(-1), array.size // len(array)
+            chosen = np.flatnonzero(_may_be_extreme(flat, sorted(found)))
+            values, first = np.unique(flat[chosen], return_index=True)
+            for at in sorted({*range(len(values))[:_AT_EACH_END], *range(len(values))[-_AT_EACH_END - 1 :]}):
+                self._keep(found, where(int(chosen[first[at]]) // of_example), values[at : at + 1])
+
     def _keep(self, found: dict[int | float, str], where: str, values: Array) -> None:
         for value in np.unique(values).tolist():
             if not math.isnan(value):
@@ -147,6 +159,32 @@ class Checker:
             _check_label(where, arrays, self._classes)
         self._extremes.add(where, arrays)
         return arrays
+
+    def check_rows(self, where: Callable[[int], str], arrays: Mapping[str, Array], features: Sequence[Feature]) -> None:
+        """Check many examples at once, as `check` does one by one.
+
+        Args:
+            where: says the position of an example in the source, given its index, for messages.
+            arrays: by feature, [examples, *shape] of its dtype; of texts and images bytes objects.
+            features: of the examples, which all of them have.
+
+        Raises:
+            SourceError: an example contains NaN or infinity, or has a label out of range.
+        """
+        if not self._kinds:
+            self._kinds = [(each.name, each.dtype, each.shape) for each in features]
+        numbers = {each.name: arrays[each.name] for each in features if arrays[each.name].dtype != object}
+        if not self._allow_nan:
+            for name, array in numbers.items():
+                if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                    row = int(np.argwhere(~np.isfinite(array))[0][0])
+                    _check_finite(where(row), {name: array[row]})
+        if self._classes is not None and len(next(iter(arrays.values()))):
+            label = arrays.get("y")
+            wrong = None if label is None or label.dtype.kind not in "iu" else (label < 0) | (label >= self._classes)
+            row = 0 if wrong is None or not wrong.any() else int(np.argwhere(wrong)[0][0])
+            _check_label(where(row), {name: array[row] for name, array in arrays.items()}, self._classes)
+        self._extremes.add_rows(where, numbers)
 
     @property
     def extremes(self) -> tuple[ExtremeValue, ...]:

@@ -95,37 +95,21 @@ def index_in_place(
         source: the source, whose records stay in place.
         in_place: its features and ranges.
         digest: the dataset's name.
-        checker: checks every example.
+        checker: checks every example, and has seen none.
         telemetry: receives progress events.
 
     Raises:
         SourceError: the source has no example, an invalid one, or a single one that cannot be split.
     """
-    count = 0
-
-    def check(where: str, example: object) -> None:
-        nonlocal count
-        checker.check(where, example)
-        count += 1
-        if count % _REPORT_EVERY_EXAMPLES == 0:
-            telemetry.emit(Preparing(examples=count))
-
     shards: list[ShardRecord] = []
-    first = 0
-    for found in in_place.ranges(check, spec.data.shard_examples):
-        shards.append(
-            ShardRecord(
-                path=found.path,
-                begin=found.begin,
-                size=found.size,
-                crc32c=found.crc32c,
-                first=first,
-                records=found.records,
-                examples=found.records,
-            )
-        )
+    first = reported = 0
+    for found in in_place.ranges(checker, spec.data.shard_examples):
+        shards.append(found.as_shard(first))
         first += found.records
-    telemetry.emit(Preparing(examples=count))
+        if first >= reported + _REPORT_EVERY_EXAMPLES:
+            telemetry.emit(Preparing(examples=first))
+            reported = first
+    telemetry.emit(Preparing(examples=first))
     held_out = held_out_rule(first, fraction=spec.data.validation_fraction, seed=spec.train.seed)
     train = _of_part("train", held_out, shards)
     validation = _of_part("validation", held_out, shards)

@@ -4,16 +4,36 @@ A range is a stretch of bytes with whole examples, listed in the manifest with i
 verified, and returns the arrays that `shards.extract` would return, so that what follows, decoding and order, is the
 same code for all sources. Readers run in threads ahead of the training, and hold the interpreter lock as little as
 they can.
+
+The columns of a table become arrays here: numbers, lists of one length, several columns as one array, texts, files of
+images, and texts as the positions that they have in a vocabulary. A null is filled, or refused with its row.
 """
 
-from collections.abc import Callable, Sequence
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tasks.foundation.contracts.dataset import Feature, ShardRecord
 from tasks.foundation.dataset.features import Array
+from tasks.foundation.errors import DamagedDataset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Called with the bytes of the range, those of its head (see `RangeLayout`), the range and the features. Returns for
 # each feature an array [records_held, *shape] of its dtype, or, of text and images, of bytes objects.
 Reader = Callable[[memoryview, memoryview, ShardRecord, Sequence[Feature]], dict[str, Array]]
+# What lists of values are in records, see `shards.extract`.
+_EXTRACTED = {"int64": "int64", "float": "float32"}
+# Bytes that hold a whole array.
+_WHOLE = {"image", "raw"}
+# Rows of several columns that are stacked at once, so that they stay in the processor's cache.
+_STACKED_ROWS = 256
+_MAGIC = b"PAR1"
 
 
 def read_columns(
@@ -28,12 +48,237 @@ def read_columns(
         features: what is read of it.
 
     Raises:
-        DamagedDataset: the bytes are not what `record` says.
+        DamagedDataset: the bytes are not what `record` says, or a value cannot be what its feature says; names the
+            file, the row and the column.
     """
     if record.layout is None:
         raise ValueError(f"{record.path} is a TFRecord file")
-    return _reader(record.layout.form)(body, head, record, features)
+    found = _reader(record.layout.form)(body, head, record, features)
+    for feature in features:
+        if len(found[feature.name]) != record.records_held:
+            raise DamagedDataset(
+                f"{record.path}: {feature.record_key!r} has {len(found[feature.name])} values from byte {record.begin} "
+                f"on, not {record.records_held}; restore the original file, or start a new run"
+            )
+    return found
 
 
 def _reader(form: str) -> Reader:
+    if form == "parquet":
+        return _parquet
     raise NotImplementedError(form)
+
+
+def _parquet(body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]) -> dict[str, Array]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    layout = record.layout
+    if layout is None:
+        raise ValueError(f"{record.path} has no row groups")
+    groups = range(layout.first_part, layout.first_part + layout.parts)
+    columns = [key for feature in features for key in column_names(feature) if key not in layout.partition]
+    coded = {feature.record_key for feature in features if feature.vocabulary}
+    try:
+        metadata = parquet_metadata(bytes(head))
+        # Codes of a dictionary are read faster than its texts.
+        coded &= {metadata.schema.column(index).path for index in range(len(metadata.schema))} if coded else set()
+        file = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
+        table = parquet.ParquetFile(file, metadata=metadata, read_dictionary=sorted(coded)).read_row_groups(
+            groups, columns=columns
+        )
+    except (pa.ArrowException, OSError, IndexError) as fault:
+        raise DamagedDataset(f"{record.path}: row group {layout.first_part} cannot be read: {fault}") from fault
+    first = sum(metadata.row_group(group).num_rows for group in range(layout.first_part))
+    return table_arrays(
+        table, features, partition=layout.partition, where=lambda row: f"{record.path}, row {first + row}"
+    )
+
+
+@lru_cache(maxsize=8)
+def parquet_metadata(footer: bytes) -> Any:
+    """Return the `pyarrow.parquet.FileMetaData` of a footer: the last bytes of a file, with their length and magic.
+
+    Raises:
+        pyarrow.ArrowException: it is no footer.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
+
+
+class _FileBytes(io.RawIOBase):
+    """A file of which only the bytes of a range can be read, without a copy."""
+
+    def __init__(self, body: memoryview, begin: int) -> None:
+        self._body = body
+        self._begin = begin
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        end = self._begin + len(self._body)
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: end}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        begin = self._at - self._begin
+        if begin < 0:
+            raise OSError(f"byte {self._at} is outside of the range, which begins at byte {self._begin}")
+        found = self._body[begin:] if size < 0 else self._body[begin : begin + size]
+        self._at += len(found)
+        return found
+
+
+def column_names(feature: Feature) -> tuple[str, ...]:
+    """The columns that a feature is read from; a field of a struct is named as in `image.bytes`."""
+    return feature.stacked or (feature.record_key,)
+
+
+def table_arrays(
+    table: "pa.Table", features: Sequence[Feature], *, partition: Mapping[str, str], where: Callable[[int], str]
+) -> dict[str, Array]:
+    """Return the values of a table's rows, by feature.
+
+    Args:
+        table: with at least one row.
+        features: what is read of it.
+        partition: columns that have one text in all rows.
+        where: says where a row is, given its index, for messages.
+
+    Raises:
+        DamagedDataset: a column is missing, has a null and no `fill`, lists of another length, or a text that is not in
+            the vocabulary.
+    """
+    found: dict[str, Array] = {}
+    for feature in features:
+        shape = feature.shape[:-1] if feature.stacked else feature.shape
+        shape = () if feature.encoding in _WHOLE else shape
+        parts = [
+            _constant(partition[key], feature, table.num_rows)
+            if key in partition
+            else _values(_column(table, key, where), key, shape, feature, where)
+            for key in column_names(feature)
+        ]
+        found[feature.name] = _stacked(parts) if feature.stacked else parts[0]
+    return found
+
+
+def _column(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.Array":
+    import pyarrow as pa
+    from pyarrow import compute
+
+    parts = key.split(".")
+    for count in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:count])) in table.column_names:
+            column = table.column(name)
+            column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            while isinstance(column, pa.ExtensionArray):
+                column = column.storage
+            return compute.struct_field(column, parts[count:]) if count < len(parts) else column
+    raise DamagedDataset(f"{where(0)}: has no column {key!r}")
+
+
+def _values(array: "pa.Array", key: str, shape: Sequence[int], feature: Feature, where: Callable[[int], str]) -> Array:
+    """Return the values of a column [rows, *shape]."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    rows, types = len(array), pa.types
+    for size in shape:
+        while isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        _refuse_null(array, key, rows, where)
+        lengths = compute.list_value_length(array)
+        if compute.any(compute.not_equal(lengths, size)).as_py():
+            at = compute.index(compute.not_equal(lengths, size), value=True).as_py()
+            raise DamagedDataset(
+                f"{where(at * rows // len(array))}: column {key!r} has a list of {lengths[at]} values, not {size}"
+            )
+        array = array.flatten()
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if feature.vocabulary:
+        array = _codes(array, key, feature, rows, where)
+    else:
+        if types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.null_count and feature.fill is not None:
+            array = compute.fill_null(array, pa.scalar(feature.fill, array.type))
+        _refuse_null(array, key, rows, where)
+    if feature.encoding == "text" or feature.encoding in _WHOLE:
+        large = types.is_large_string(array.type) or types.is_large_binary(array.type)
+        values: Array = array.cast(pa.large_binary() if large else pa.binary()).to_numpy(zero_copy_only=False)
+    else:
+        dtype = _EXTRACTED.get(feature.encoding, feature.dtype)
+        values = array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    found: Array = values.reshape(rows, *shape)
+    return found
+
+
+def _codes(array: "pa.Array", key: str, feature: Feature, rows: int, where: Callable[[int], str]) -> "pa.Array":
+    """Return the positions that texts have in the vocabulary."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    if feature.fill is None:
+        _refuse_null(array, key, rows, where)
+    known = pa.array(feature.vocabulary, pa.string())
+    codes = compute.index_in(array.dictionary.cast(pa.string()), value_set=known).take(array.indices)
+    unknown = compute.and_(array.is_valid(), codes.is_null())
+    if compute.any(unknown).as_py():
+        at = compute.index(unknown, value=True).as_py()
+        raise DamagedDataset(
+            f"{where(at * rows // len(array))}: column {key!r} has {array[at].as_py()!r}, not in its vocabulary"
+        )
+    if not codes.null_count:
+        return codes
+    return compute.fill_null(codes, pa.scalar(feature.vocabulary.index(str(feature.fill)), codes.type))
+
+
+def _refuse_null(array: "pa.Array", key: str, rows: int, where: Callable[[int], str]) -> None:
+    from pyarrow import compute
+
+    if array.null_count:
+        at = compute.index(array.is_null(), value=True).as_py()
+        raise DamagedDataset(
+            f"{where(at * rows // len(array))}: column {key!r} is null; set data.options.fill: {{{key}: a value}}, or "
+            "remove these rows"
+        )
+
+
+def _constant(text: str, feature: Feature, rows: int) -> Array:
+    """Return what the name of a folder says, for each row."""
+    if feature.vocabulary:
+        return np.full(rows, feature.vocabulary.index(text), feature.dtype)
+    if feature.encoding == "text":
+        return np.full(rows, text.encode(), object)
+    return np.full(rows, np.asarray(text).astype(feature.dtype))
+
+
+def _stacked(columns: Sequence[Array]) -> Array:
+    """Return arrays [rows, …] as one, [rows, …, columns]."""
+    if columns[0].ndim > 1:
+        return np.stack(columns, axis=-1)
+    stacked = np.empty((len(columns[0]), len(columns)), np.result_type(*columns))
+    for begin in range(0, len(stacked), _STACKED_ROWS):
+        end = begin + _STACKED_ROWS
+        stacked[begin:end] = np.array([column[begin:end] for column in columns]).T
+    return stacked
+
+
+def value_bytes(features: Sequence[Feature]) -> int:
+    """Return the bytes of the numbers in one example as a reader returns it; texts and images are not numbers."""
+    numbers = (each for each in features if each.encoding != "text" and each.encoding not in _WHOLE)
+    return sum(math.prod(each.shape) * np.dtype(_EXTRACTED.get(each.encoding, each.dtype)).itemsize for each in numbers)

@@ -1,15 +1,15 @@
 """The interface of a source, and the parsing of its options."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature, RangeLayout
+from tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError
 
@@ -35,15 +35,38 @@ class Range:
     records: int
     layout: RangeLayout | None = None  # None: of a TFRecord file
 
+    def as_shard(self, first: int = 0) -> ShardRecord:
+        """Return the manifest's entry for it; `first` is the index of its first record in the source."""
+        return ShardRecord(
+            path=self.path,
+            begin=self.begin,
+            size=self.size,
+            crc32c=self.crc32c,
+            first=first,
+            records=self.records,
+            examples=self.records,
+            layout=self.layout,
+        )
+
+
+class ExampleChecker(Protocol):
+    """Checks the examples of ranges: `example_checks.Checker`."""
+
+    def check(self, where: str, example: object) -> object:
+        """Check one example; `where` is its position in the source."""
+
+    def check_rows(self, where: Callable[[int], str], arrays: Mapping[str, Array], features: Sequence[Feature]) -> None:
+        """Check many at once; `where` says the position of one, given its index."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPlace:
     """Examples in files, to be read from there and not copied."""
 
     features: tuple[Feature, ...]  # in the order of the flattened example
-    # Reads all files, and passes each example to its first argument, which checks it. The second argument is the
-    # number of records per range; None: about as many bytes as a shard.
-    ranges: Callable[[Callable[[str, object], object], int | None], Iterator[Range]]
+    # Reads all files, and checks each example with its first argument. The second argument is the number of records per
+    # range; None: about as many bytes as a shard.
+    ranges: Callable[[ExampleChecker, int | None], Iterator[Range]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.storage.transfers import masked_crc32c
+from tasks.prepare_data.sources.column_ranges import cast_values
 from tasks.prepare_data.sources.image_folders import decode_image_file
 from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import (
@@ -449,7 +450,8 @@ def _with_arrays(
         elif feature.encoding == "text":
             arrays[feature.name] = found[feature.name].numpy()
         else:
-            arrays[feature.name] = _cast(batch, found[feature.name].numpy(), feature, where)
+            values = found[feature.name].numpy()
+            arrays[feature.name] = cast_values(values, feature, lambda row: where(batch[row]))
     return batch, arrays
 
 
@@ -463,24 +465,6 @@ def _images(batch: list[Record], files: Sequence[bytes], feature: Feature, where
                 f"{where(record)}: {feature.record_key!r} {fault}; save it as JPEG or PNG, or remove it"
             ) from fault
     return images
-
-
-def _cast(batch: list[Record], values: Array, feature: Feature, where: Callable[[Record], str]) -> Array:
-    """Cast values to the feature's dtype; an integer must keep its value."""
-    with np.errstate(over="ignore"):  # becomes infinity, which is refused later
-        cast = values.astype(feature.dtype)
-    if cast.dtype.kind not in "iub":
-        return cast
-    wrong = cast.astype(np.int64) != values
-    if cast.dtype.kind == "u":
-        wrong |= values < 0
-    if wrong.any():
-        at = tuple(np.argwhere(wrong)[0])
-        raise SourceError(
-            f"{where(batch[at[0]])}: {feature.record_key!r} contains {values[at]}, which does not fit into "
-            f"{feature.dtype}; set a wider dtype, or correct the records"
-        )
-    return cast
 
 
 _RANGE_BYTES = 32 << 20
@@ -555,7 +539,9 @@ def records_source(
         if copy
         else InPlace(
             features=features,
-            ranges=lambda check, records: require_unchanged(files, found, _ranges(files, examples, check, records)),
+            ranges=lambda checker, records: require_unchanged(
+                files, found, _ranges(files, examples, checker.check, records)
+            ),
         ),
     )
 
