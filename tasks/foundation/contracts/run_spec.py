@@ -53,8 +53,8 @@ class WeightsSource(Contract):
 
     source: str = Field(
         min_length=1,
-        description="a .weights.h5 or .keras file, a SavedModel, a TensorFlow checkpoint, the home of a Baton run, or "
-        "a function, weights.py:load",
+        description="a .weights.h5 or .keras file, a SavedModel, the folder of a KerasHub preset, a TensorFlow "
+        "checkpoint, the home of a Baton run, or a function, weights.py:load",
     )
     step: int | Literal["best"] | None = Field(
         default=None, description="of a Baton run: which checkpoint, a step or best; left out: the newest"

@@ -1,10 +1,13 @@
 """Loads initial weights into a new model and reports on every variable: reads and matches all, then assigns.
 
-A source is a file, a checkpoint, or a user's function (`weights.py:load`) that returns arrays by variable path.
+A source is a file, a checkpoint, the folder of a preset, or a user's function (`weights.py:load`) that returns arrays
+by variable path.
 """
 
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +28,13 @@ from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
-from tasks.init_or_restore.weights.location import KIND_NAMES, WeightsLocation, locate_weights
+from tasks.init_or_restore.weights.location import (
+    KIND_NAMES,
+    PRESET_CONFIG,
+    PRESET_WEIGHTS,
+    WeightsLocation,
+    locate_weights,
+)
 from tasks.init_or_restore.weights.matching import (
     Array,
     Matching,
@@ -34,12 +43,16 @@ from tasks.init_or_restore.weights.matching import (
     TargetVariable,
     as_array,
     match,
+    with_unique_names,
 )
-from tasks.init_or_restore.weights.weight_files import LoadByPosition, read_checkpoint, read_hdf5, read_run_weights
+from tasks.init_or_restore.weights.weight_files import read_checkpoint, read_hdf5, read_run_weights
 
 _SHOWN = 4
 _MODEL = "model/"
 _RAW = "variables/"
+# With LoRA a layer saves the sum of this variable and the adapters in the variable's place.
+_ADAPTED = frozenset({"kernel", "embeddings"})
+_TASK_WEIGHTS = "task.weights.h5"
 _BY_POSITION = "layers were matched by position, as model.load_weights does, because their names differ"
 
 
@@ -183,7 +196,7 @@ def _of_source(
 ) -> tuple[SourceReport, Mapping[str, Array]]:
     location = locate_weights(source, code_folder)
     with temporary_folder("baton-weights-") as folder, state.accelerator.strategy.scope():
-        contents = _read(location, source, folder, partial(_load_by_position, state, targets), seed)
+        contents = _read(location, source, folder, state, targets, seed=seed)
         if not contents.variables:
             raise WeightsError(f"init.weights: {source.source}: {contents.place} holds no weights")
         matching = match(wanted, contents.variables, source)
@@ -201,15 +214,24 @@ def _of_source(
 
 
 def _read(
-    location: WeightsLocation, source: WeightsSource, folder: Path, by_position: LoadByPosition, seed: int
+    location: WeightsLocation,
+    source: WeightsSource,
+    folder: Path,
+    state: TrainState,
+    targets: Mapping[str, Leaf],
+    *,
+    seed: int,
 ) -> SourceContents:
     match location.kind:
         case "function":
             return call_weights_function(location.name, Path(location.storage.uri), seed=seed)
+        case "preset":
+            return _read_preset(location, state, targets, folder)
         case "run":
             return read_run_weights(location.storage, source.step, folder)
         case "hdf5" | "keras":
             file = _local_files(location, [location.name], folder)
+            by_position = partial(_load_by_position, state, targets, state.model)
             return read_hdf5(file / location.name, uri=location.uri, by_position=by_position)
         case _:
             above = location.name.rpartition("/")[0]
@@ -219,6 +241,37 @@ def _read(
                 if path == f"{location.name}.index" or path.startswith(f"{location.name}.data-")
             ]
             return read_checkpoint(str(_local_files(location, files, folder) / location.name), uri=location.uri)
+
+
+def _read_preset(
+    location: WeightsLocation, state: TrainState, targets: Mapping[str, Leaf], folder: Path
+) -> SourceContents:
+    """Read the weights of the backbone, and those of the task's own layers if the preset has them.
+
+    The backbone's file names layers from the backbone down. So their names get the path of the part of the model that
+    is of the preset's class; a model that is made of the backbone's layers has them as they are.
+    """
+    names = [name for name in (PRESET_CONFIG, PRESET_WEIGHTS, _TASK_WEIGHTS) if location.storage.exists(name)]
+    place = _local_files(location, names, folder)
+    try:
+        kind = json.loads((place / PRESET_CONFIG).read_bytes())["registered_name"]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise WeightsError(
+            f"init.weights: {location.uri}: {PRESET_CONFIG} is not that of a preset ({type(fault).__name__}: {fault}); "
+            "save it again with save_to_preset"
+        ) from fault
+    found = [each for each in named_layers(state.model) if keras.saving.get_registered_name(type(each[1])) == kind]
+    above, backbone = found[0] if len(found) == 1 else ("", state.model)
+    by_position = partial(_load_by_position, state, targets, backbone)
+    body = read_hdf5(place / PRESET_WEIGHTS, uri=location.uri, by_position=by_position)
+    if above:
+        below = [SourceVariable(tuple(f"{above}/{name}" for name in v.names), v.value) for v in body.variables]
+        body = replace(body, variables=tuple(below))
+    if _TASK_WEIGHTS not in names:
+        return body
+    head = read_hdf5(place / _TASK_WEIGHTS, uri=location.uri, by_position=by_position)
+    variables = with_unique_names([*body.variables, *head.variables])
+    return replace(body, variables=variables, ignored=body.ignored + head.ignored, by_position=None)
 
 
 def _local_files(location: WeightsLocation, names: Iterable[str], folder: Path) -> Path:
@@ -257,6 +310,9 @@ def _target_variables(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[
     for name, layer in named_layers(model):
         for key, variable in own_values(layer).items():
             if not isinstance(variable, keras.Variable):
+                adapted = getattr(layer, "lora_enabled", False) and key == "0"
+                variable = next((v for v in layer.variables if adapted and v.name in _ADAPTED), None)  # noqa: PLW2901
+            if variable is None:
                 continue  # another value that a custom layer saves
             own = (variable.path.rpartition("/")[2], key)
             by_variable.setdefault(id(variable.value), tuple(f"{name}/{each}" if name else each for each in own))
@@ -272,19 +328,25 @@ def _target_variables(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[
 
 
 def _load_by_position(
-    state: TrainState, targets: Mapping[str, Leaf], file: Path, again: Path
+    state: TrainState, targets: Mapping[str, Leaf], model: keras.Model, file: Path, again: Path
 ) -> Mapping[str, Array] | None:
+    """Load a file into the model, or a part of it, and return that part's values; None if it does not fit."""
     # The whole state: Keras also loads the optimizer's variables from the file.
     before = [(part, part.numpy()) for leaf in state.leaves for part in leaf.components]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about ignored entries; comparing the files finds these
-            state.model.load_weights(file)
-            state.model.save_weights(again)
+            model.load_weights(file)
+            model.save_weights(again)
     except ValueError:
         return None  # Keras finds that it does not fit
     else:
-        return {path: np.array(leaf.components[0].numpy()) for path, leaf in targets.items()}
+        below = {id(variable.value) for variable in model.variables}
+        return {
+            path: np.array(leaf.components[0].numpy())
+            for path, leaf in targets.items()
+            if model is state.model or id(leaf.variable) in below
+        }
     finally:
         for part, value in before:
             part.assign(value)

@@ -13,16 +13,18 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.user_code import require_function
 
-Kind = Literal["function", "hdf5", "keras", "saved_model", "checkpoint", "run"]
+Kind = Literal["function", "hdf5", "keras", "preset", "saved_model", "checkpoint", "run"]
 
 KIND_NAMES: dict[Kind, str] = {
     "function": "a function",
     "hdf5": "an HDF5 file of Keras",
     "keras": "a .keras file",
+    "preset": "a preset of KerasHub",
     "saved_model": "a SavedModel",
     "checkpoint": "a TensorFlow checkpoint",
     "run": "a Baton run",
 }
+PRESET_CONFIG, PRESET_WEIGHTS = "config.json", "model.weights.h5"
 _INDEX = ".index"
 _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://.*", re.DOTALL)
 _SHOWN = 8
@@ -106,6 +108,11 @@ def _in_folder(address: str, folder: Storage, uri: str) -> WeightsLocation:
             f"{_where(address)}: {uri} is a checkpoint of a Baton run; name the run's home, and set step: to the "
             "checkpoint's step, so that its bytes are compared with the log"
         )
+    if folder.exists(PRESET_CONFIG) and folder.exists(PRESET_WEIGHTS):
+        return WeightsLocation(kind="preset", storage=folder, name="", uri=uri)
+    for name, remedy in _OTHER_PRESETS.items():
+        if folder.exists(name):
+            raise WeightsError(f"{_where(address)}: {uri} has {name} in place of {PRESET_WEIGHTS}; {remedy}")
     names = sorted(path for path in folder.files("", deep=False) if path.endswith(_INDEX))
     if not names:
         raise WeightsError(f"{_where(address)}: the folder {uri} holds no weights of a known kind; name {_KNOWN_KINDS}")
@@ -162,6 +169,12 @@ def _beside(storage: Storage | None) -> str:
 
 
 _KNOWN_KINDS = (
-    "a .weights.h5, .h5 or .keras file, the folder of a SavedModel, a TensorFlow checkpoint (its name without "
-    ".index), the home of a Baton run, or a function such as weights.py:load"
+    "a .weights.h5, .h5 or .keras file, the folder of a SavedModel or of a KerasHub preset, a TensorFlow checkpoint "
+    "(its name without .index), the home of a Baton run, or a function such as weights.py:load"
 )
+_CONVERT = "convert it once: keras_hub.models.Backbone.from_preset(folder).save_to_preset(another folder)"
+_OTHER_PRESETS = {
+    "model.weights.json": "save the preset with save_to_preset(folder, max_shard_size=None), which writes one file",
+    "model.safetensors": _CONVERT,
+    "model.safetensors.index.json": _CONVERT,
+}

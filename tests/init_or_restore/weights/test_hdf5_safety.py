@@ -104,7 +104,7 @@ def test_object_names_cannot_leave_the_download_folder(tmp_path: Path) -> None:
     folder = tmp_path / "home" / "tmp"
     folder.mkdir(parents=True)
     with pytest.raises(WeightsError, match="cannot be read as a TensorFlow checkpoint"):
-        _read(place, WeightsSource(source="gs://bucket/m"), folder, lambda *_: None, 0)
+        _read(place, WeightsSource(source="gs://bucket/m"), folder, None, {}, seed=0)
     with pytest.raises(PathRefused):
         _local_files(place, ["m/ckpt.data-0/../../../.bashrc"], folder)
     assert not (tmp_path / "home" / ".bashrc").exists()
