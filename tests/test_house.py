@@ -189,8 +189,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
-MOST_MODULES = 223
-MOST_LINES = 60_465
+MOST_MODULES = 225
+MOST_LINES = 61_272
 
 
 def test_the_house_does_not_grow() -> None:
@@ -354,6 +354,8 @@ def test_one_file_imports_private_modules_of_prefect() -> None:
 # Files of flows/ and stages whose signatures may have `Any`, and what it stands for.
 ANY_IN_SIGNATURES = {
     "flows/api.py": "JSON",
+    "flows/commands/fitting_run.py": "keys of a run file",
+    "flows/commands/init.py": "JSON",
     "flows/commands/main.py": "commands of Typer, which have no public type",
     "flows/doctor/data_checks.py": "tensors",
     "flows/doctor/model_checks.py": "graphs, tensors",

@@ -60,7 +60,7 @@ VERBS: Final = {
     "init": Verb(
         "init:init",
         "Write a run file, a model and data that train in seconds.",
-        ("baton init spirals && cd spirals && baton run",),
+        ("baton init spirals && cd spirals && baton run", "baton init pets --data photos/pets"),
     ),
     "run": Verb(
         "run:run",

@@ -61,6 +61,42 @@ def decode_image_file(data: bytes, shape: Sequence[int], dtype: str) -> Array:
     return image
 
 
+_LARGEST_SIDE, _SIDE_STEP = 224, 8
+
+
+def size_of_image(data: bytes) -> tuple[int, int, int] | None:
+    """Return height, width and channels (1 or 3) of a JPEG or PNG file; None for others."""
+    import tensorflow as tf
+
+    if _not_an_image(data):
+        return None
+    try:
+        height, width, channels = tf.io.decode_image(data, expand_animations=False).shape
+    except tf.errors.InvalidArgumentError:
+        return None
+    return height, width, 1 if channels <= 2 else 3  # noqa: PLR2004 - grey, and grey with transparency
+
+
+def common_size(files: Sequence[bytes]) -> tuple[int, int, int]:
+    """Return a size for all images: the median of some, at most 224 pixels, in steps of 8 if they differ.
+
+    Args:
+        files: JPEG or PNG files; others are left out.
+
+    Raises:
+        ValueError: all are others.
+    """
+    found = [size for data in files if (size := size_of_image(data)) is not None]
+    if not found:
+        raise ValueError("is not a JPEG or PNG file that can be decoded")
+    heights, widths, channels = (sorted(values) for values in zip(*found, strict=True))
+    median = heights[len(found) // 2], widths[len(found) // 2]
+    if len(set(found)) > 1 or max(median) > _LARGEST_SIDE:
+        scale = min(1.0, _LARGEST_SIDE / max(median))
+        median = tuple(max(1, round(side * scale / _SIDE_STEP)) * _SIDE_STEP for side in median)
+    return (*median, channels[-1])
+
+
 def _not_an_image(data: bytes) -> str | None:
     """Detect other kinds by content, because a file's name may be wrong; None for JPEG and PNG."""
     if data.startswith(_PNG):

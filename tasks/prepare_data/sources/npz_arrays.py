@@ -78,6 +78,20 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
     )
 
 
+def arrays_of(file: SourceFile) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of each array of a file, by name.
+
+    Raises:
+        SourceError: it is no .npz file, or an array holds Python objects.
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    with _archive(file, whole=False) as archive:
+        for name in (member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")):
+            with _member(archive, file, name, name) as (_, header):
+                found[name] = header.dtype.name, header.shape
+    return found
+
+
 def _headers(file: SourceFile, names: Mapping[str, str]) -> list[_Header]:
     found: dict[str, _Header] = {}
     with _archive(file, whole=False) as archive:

@@ -34,7 +34,7 @@ from tasks.foundation.errors import RunFileError, SourceError
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.storage.transfers import masked_crc32c
 from tasks.prepare_data.sources.column_ranges import cast_values
-from tasks.prepare_data.sources.image_folders import decode_image_file
+from tasks.prepare_data.sources.image_folders import decode_image_file, size_of_image
 from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import (
     SourceFile,
@@ -353,6 +353,25 @@ def _compare(parsed: Mapping[str, Any], feature: Feature) -> None:
             )
 
 
+def features_of_record(data: bytes) -> dict[str, FeatureSpec | None]:
+    """Describe a record's features as a run file does; None stands for bytes that are no image.
+
+    Raises:
+        RecordMismatch: it is not a `tf.train.Example`.
+    """
+    found: dict[str, FeatureSpec | None] = {}
+    for name, feature in sorted(_parsed(data).items()):
+        kind, values = _content(feature)
+        shape = [] if len(values) == 1 else [len(values)]
+        if kind in {"int64_list", "float_list"} and values:
+            found[name] = FeatureSpec(dtype="int64" if kind == "int64_list" else "float32", shape=shape)
+        elif kind == "bytes_list" and len(values) == 1 and (size := size_of_image(values[0])) is not None:
+            found[name] = FeatureSpec(dtype="uint8", shape=list(size), encoding="image")
+        else:
+            found[name] = None
+    return found
+
+
 def _shown(parsed: Mapping[str, Any]) -> str:
     contents = {name: _content(feature) for name, feature in sorted(parsed.items())}
     return ", ".join(f"{name} ({kind} of {len(values)})" for name, (kind, values) in contents.items()) or "none"
@@ -492,7 +511,7 @@ def tfrecord(options: Mapping[str, Any], folder: Path) -> Source:
     features = chosen_features(chosen)
     files = [file for file in find_files(chosen.path, folder) if not file.name.startswith(".")]
     require_readable_folders(files)
-    file, record = _first_record(files, chosen)
+    file, record = first_record(files, path=chosen.path, compressed=chosen.copy_)
     features = fit_to_record(record.data, features, chosen, where=record_position(file.uri, record))
     examples = partial(parsed_examples, features=features, compressed=chosen.copy_)
     return records_source(files, features, examples, copy=chosen.copy_, settings=chosen.model_dump(exclude={"path"}))
@@ -546,14 +565,24 @@ def records_source(
     )
 
 
-def _first_record(files: Sequence[SourceFile], options: TfrecordOptions) -> tuple[SourceFile, Record]:
+def first_record(files: Sequence[SourceFile], *, path: str, compressed: bool) -> tuple[SourceFile, Record]:
+    """Return the first record, and its file.
+
+    Args:
+        files: some may have none.
+        path: `data.options.path`, for messages.
+        compressed: the files may be compressed.
+
+    Raises:
+        SourceError: no file has a record, or one is damaged.
+    """
     for file in files:
         with file.open() as opened:
             blocks = iter(partial(opened.read, _PEEK_BYTES), b"")
-            record = next(read_records(blocks, where=file.uri, compressed=options.copy_), None)
+            record = next(read_records(blocks, where=file.uri, compressed=compressed), None)
         if record is not None:
             return file, record
-    raise SourceError(f"data.options.path: {options.path!r}: none of these files has a record; name files with records")
+    raise SourceError(f"data.options.path: {path!r}: none of these files has a record; name files with records")
 
 
 def _read(

@@ -1,0 +1,354 @@
+"""What lies at a path: which source reads it, with which options, and what its examples are.
+
+The names of the files say which source it is. Its own code reads them, for a few seconds: the columns with their types,
+then examples with every check of a preparation. So what is found here trains, and what training would refuse is refused
+here, before a run file is written.
+"""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.contracts.dataset import CLASSES, ExtremeValue, Feature
+from tasks.foundation.errors import InvalidInput, SourceError
+from tasks.foundation.messages import listed, message
+from tasks.prepare_data.example_checks import Checker
+from tasks.prepare_data.sources.image_folders import common_size
+from tasks.prepare_data.sources.npz_arrays import arrays_of
+from tasks.prepare_data.sources.registry import open_source
+from tasks.prepare_data.sources.source import Source, suggestion
+from tasks.prepare_data.sources.source_files import SourceFile, find_files
+from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_of_record, first_record, record_position
+
+X, Y = "x", "y"
+_SECONDS = 3.0
+_IMAGES = 32  # are decoded to choose a size
+# Names that a label usually has; of `image/class/label`, the last part counts.
+_LABELS = ("y", "label", "labels", "target", "targets", "class", "category", "species")
+_MOST_CLASSES: Final = 100  # more integers than these, without names, are an amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column, an array or a feature of the files, as they have it.
+
+    Attributes:
+        name: its name.
+        type: its type, as `float64`, `image`, `uint8[28, 28]`.
+        use: x, y, or why it is neither.
+        nulls: how many of its values are missing; None: the files do not say.
+    """
+
+    name: str
+    type: str
+    use: str
+    nulls: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The source that reads some files, its options, and what it sees in them."""
+
+    source: str
+    options: dict[str, Any]
+    columns: tuple[Column, ...] = ()
+    sets: dict[str, dict[str, Any]] = field(default_factory=dict)  # validation, test -> the options of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What lies at a path.
+
+    Attributes:
+        plan: how the run file names it.
+        features: of an example, as the model gets them.
+        examples: how many there are, or were read.
+        is_whole: whether all were counted; if not, there are more.
+        class_names: of the labels; empty: the source has none.
+        extremes: of integers, and of labels that are one number, among the examples that were read.
+    """
+
+    plan: Plan
+    features: tuple[Feature, ...]
+    examples: int
+    is_whole: bool
+    class_names: tuple[str, ...]
+    extremes: tuple[ExtremeValue, ...]
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The features for x."""
+        return tuple(each for each in self.features if each.name[0] == X)
+
+    @property
+    def label(self) -> Feature:
+        """The feature for y."""
+        return next(each for each in self.features if each.name == Y)
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The smallest and the largest label that was read; None if it is not one number."""
+        values = [each.value for each in self.extremes if each.feature == Y]
+        return (min(values), max(values)) if values else None
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the labels have; None if they are amounts, or truth values."""
+        label, span = self.label, self.label_range
+        if names := self.class_names or label.vocabulary:
+            return len(names)
+        if not label.dtype.startswith(("int", "uint")) or span is None or span[0] < 0 or span[1] >= _MOST_CLASSES:
+            return None
+        return int(span[1]) + 1
+
+
+def look(path: str, base: Path, label: str | None = None) -> Found:
+    """Find the source that reads the files at a path, choose its options, and read some of its examples.
+
+    Args:
+        path: a file, a folder, a pattern or an address, as `data.options.path`.
+        base: the folder that it is relative to.
+        label: the column for y; None: the one that is named like a label.
+
+    Raises:
+        InvalidInput: no source reads such files, there is no such column, or none that a model could learn from.
+        SourceError: there are no files, or their content is refused by the source.
+    """
+    try:
+        files = [file for file in find_files(path, base) if not _is_hidden(file.relative)]
+    except SourceError as fault:
+        raise SourceError(str(fault).replace("data.options.path", "--data")) from fault
+    form = _form_of(path, files)
+    plan = _with_sets(path, files, lambda at, some: _FORMS[form](at, some, label))
+    data = DataSpec(source=plan.source, options=plan.options)
+    return _read(plan, data, base)
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+_SUFFIXES = {
+    ".npz": "npz",
+    ".jpg": "images",
+    ".jpeg": "images",
+    ".png": "images",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".txt": "text",
+    ".md": "text",
+    ".py": "text",
+}
+
+
+def _form_of(path: str, files: Sequence[SourceFile]) -> str:
+    """Return the form that most of the files have.
+
+    Raises:
+        InvalidInput: no source reads them.
+    """
+    forms = Counter(form for file in files if (form := _form_of_name(file.name)))
+    if not forms:
+        names = listed([file.name for file in files[:3]]) or "hidden files"
+        raise InvalidInput(
+            message(
+                f"--data {path}: it has {names}, which no source reads",
+                hints=[
+                    f"name files, or a folder of files, that end with {', '.join(_SUFFIXES)}",
+                    "or read them yourself, in data.py:load: baton init writes one to change",
+                ],
+            )
+        )
+    return forms.most_common(1)[0][0]
+
+
+def _form_of_name(name: str) -> str | None:
+    lower = name.lower()
+    found = next((form for suffix, form in _SUFFIXES.items() if lower.endswith(suffix)), None)
+    return "tfrecord" if found is None and ".tfrecord" in lower else found  # mnist-train.tfrecord-00000-of-00010
+
+
+_SETS = {
+    "train": re.compile(r"train(ing)?(?=[-_.0-9]|$)"),
+    "validation": re.compile(r"(val|valid|validation|dev)(?=[-_.0-9]|$)"),
+    "test": re.compile(r"test(?=[-_.0-9]|$)"),
+}
+_Planned = Callable[[str, Sequence[SourceFile]], Plan]
+
+
+def _with_sets(path: str, files: Sequence[SourceFile], plan: _Planned) -> Plan:
+    """Plan the training files; those that are for validation and test by their names are sets of their own."""
+    of_set: dict[str, list[SourceFile]] = {}
+    for file in files:
+        first = file.relative.split("/")[0]
+        name = next((name for name, words in _SETS.items() if words.match(first.lower())), "")
+        of_set.setdefault(name, []).append(file)
+    if "" in of_set or "train" not in of_set or len(of_set) == 1:
+        return plan(path, files)
+    paths = {name: _path_of_set(path, some) for name, some in of_set.items()}
+    train = plan(paths["train"], of_set["train"])
+    own = {name: {**train.options, "path": at} for name, at in paths.items() if name != "train"}
+    return replace(train, sets={**train.sets, **own})
+
+
+def _path_of_set(path: str, files: Sequence[SourceFile]) -> str:
+    """Return the path of the files: that of their folder, or a pattern."""
+    folder, below, _ = files[0].relative.partition("/")
+    if below:
+        return f"{path.rstrip('/')}/{folder}"
+    if len(files) == 1:
+        return f"{path.rstrip('/')}/{files[0].name}"
+    start = re.match(r"[A-Za-z]+", folder)
+    return f"{path.rstrip('/')}/{start[0] if start else ''}*"
+
+
+def _npz(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    arrays = arrays_of(files[0])
+    # As the files of Keras have them: x_train, y_train, x_test, y_test.
+    short = {name: name.removesuffix("_train") for name in arrays if not name.endswith("_test")}
+    y = _label_of(list(short), label, short=short)
+    x = max((name for name in short if name != y), key=lambda name: len(arrays[name][1]))  # images rather than weights
+    test = {key: f"{short[name]}_test" for key, name in ((X, x), (Y, y))}
+    has_test = set(test.values()) <= arrays.keys()
+    uses = {x: X, y: Y, **({test[X]: "x of the test set", test[Y]: "y of the test set"} if has_test else {})}
+    return Plan(
+        source="npz",
+        options={"path": path, X: x, Y: y},
+        columns=tuple(
+            Column(name=name, type=f"{dtype}{list(shape[1:])}", use=uses.get(name, "left out: x is one array"))
+            for name, (dtype, shape) in arrays.items()
+        ),
+        sets={"test": {"path": path, **test}} if has_test else {},
+    )
+
+
+def _images(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    if label is not None:
+        raise InvalidInput(f"--label {label}: the label of an image is its folder; remove --label")
+    # Some of each class: they are sorted by it.
+    some = files[:: max(1, len(files) // _IMAGES)]
+    try:
+        height, width, channels = common_size([file.read() for file in some])
+    except ValueError as fault:
+        raise SourceError(f"{some[0]} {fault}; save images as JPEG or PNG") from fault
+    return Plan(source="images", options={"path": path, "size": [height, width], "channels": channels})
+
+
+def _text(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    if label is not None:
+        raise InvalidInput(f"--label {label}: the label of text is the byte that follows; remove --label")
+    suffixes = {Path(file.name).suffix for file in files}
+    return Plan(
+        source="text", options={"path": path, "length": 64, "suffix": suffixes.pop() if len(suffixes) == 1 else ""}
+    )
+
+
+def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    compressed = any(file.name.endswith(".gz") for file in files)
+    file, record = first_record(files, path=path, compressed=compressed)
+    try:
+        described = features_of_record(record.data)
+    except RecordMismatch as mismatch:
+        raise SourceError(f"{record_position(file.uri, record)}: {mismatch.problem}") from mismatch
+    y = _label_of([name for name, spec in described.items() if spec is not None], label)
+    images = [name for name, spec in described.items() if spec is not None and spec.encoding == "image"]
+    uses = {
+        name: _use(name, y, images, problem=None if spec is not None else "neither numbers nor an image")
+        for name, spec in described.items()
+    }
+    used = {name: spec for name, spec in described.items() if spec is not None and uses[name] in {X, Y}}
+    options = {
+        "path": path,
+        "features": {name: spec.model_dump(exclude_defaults=True) for name, spec in used.items()},
+        X: _named([name for name in used if name != y]),
+        Y: y,
+        **({"copy": True} if compressed else {}),
+    }
+    columns = [
+        Column(name=name, type="bytes" if spec is None else f"{spec.encoding} {spec.dtype}{spec.shape}", use=uses[name])
+        for name, spec in described.items()
+    ]
+    return Plan(source="tfrecord", options=options, columns=tuple(columns))
+
+
+_FORMS: dict[str, Callable[[str, Sequence[SourceFile], str | None], Plan]] = {
+    "images": _images,
+    "npz": _npz,
+    "text": _text,
+    "tfrecord": _tfrecord,
+}
+
+
+def _label_of(names: Sequence[str], label: str | None, *, short: Mapping[str, str] | None = None) -> str:
+    """Return the column for y; `short` has what to compare with names of labels.
+
+    Raises:
+        InvalidInput: there is no column of this name, no other one, or none that is named like a label.
+    """
+    if label is not None:
+        if label not in names:
+            raise InvalidInput(f"--label {label}: there is no such column; {suggestion(label, names)}")
+    else:
+        last = {name: (short or {}).get(name, name).rpartition("/")[2].lower() for name in names}
+        label = next((name for word in _LABELS for name in names if last[name] == word), None)
+    if label is None:
+        raise InvalidInput(f"--data: no column is named like a label; say which one is y: --label {' or '.join(names)}")
+    if len(names) == 1:
+        raise InvalidInput(f"--data: {label} is the only column; x needs another one")
+    return label
+
+
+def _use(name: str, y: str, images: Sequence[str], *, problem: str | None) -> str:
+    """Return what a column is used for: y, or x; with images, x is these alone."""
+    if name == y:
+        return Y
+    if problem is not None:
+        return f"left out: {problem}"
+    return X if not images or name in images else "left out: x is the image"
+
+
+def _named(names: Sequence[str]) -> str | dict[str, str]:
+    """Return the columns for x: one alone, or each as an input of its own name."""
+    return names[0] if len(names) == 1 else {re.sub(r"\W", "_", name): name for name in names}
+
+
+def _read(plan: Plan, data: DataSpec, base: Path) -> Found:
+    """Read examples for a few seconds, each with the checks of a preparation."""
+    source = open_source(data, base)
+    checker = Checker(data)
+    ends = time.monotonic() + _SECONDS
+    examples, is_whole = 0, True
+    for count in _counts(source, checker):
+        examples += count
+        if time.monotonic() > ends:
+            is_whole = False
+            break
+    if not examples:
+        raise SourceError(f"--data {plan.options['path']}: it has no examples")
+    features = checker.features if source.in_place is None else source.in_place.features
+    return Found(
+        plan=plan,
+        features=features,
+        examples=examples if source.length is None else source.length,
+        is_whole=is_whole or source.length is not None,
+        class_names=tuple(json.loads(source.origin.get(CLASSES, "[]"))),
+        extremes=checker.extremes,
+    )
+
+
+def _counts(source: Source, checker: Checker) -> Iterator[int]:
+    """Yield how many examples were read and checked, again and again."""
+    if source.in_place is not None:
+        for each in source.in_place.ranges(checker, None):
+            yield each.records
+        return
+    with source.surroundings():
+        for where, example in source.read():
+            checker.check(where, example)
+            yield 1

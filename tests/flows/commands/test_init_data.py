@@ -1,0 +1,174 @@
+"""`baton init --data` says what it sees in files, and writes a run file and a model that fit them."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from flows.commands.main import main
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.user_code import load_function
+from tests.support import forked
+from tests.support.tfrecords import feature, png
+
+RANDOM = np.random.default_rng(0)
+
+
+def measurements(folder: Path) -> str:
+    x = RANDOM.normal(size=(60, 4))
+    np.savez(folder / "flowers.npz", x=x, y=(x[:, 0] > 0).astype(int) + (x[:, 1] > 1))
+    return "flowers.npz"
+
+
+def prices(folder: Path) -> str:
+    np.savez(folder / "houses.npz", x=RANDOM.normal(size=(60, 3)), y=np.linspace(1e5, 9e5, 60))
+    return "houses.npz"
+
+
+def pictures(folder: Path) -> str:
+    """As the files of Keras's own datasets have them."""
+    parts = {"train": 20, "test": 10}
+    arrays = {f"x_{name}": np.zeros((many, 8, 8), np.uint8) for name, many in parts.items()}
+    np.savez(folder / "mnist.npz", **arrays, **{f"y_{name}": np.arange(many) % 10 for name, many in parts.items()})
+    return "mnist.npz"
+
+
+def photos(folder: Path) -> str:
+    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/2"):
+        file = folder / "pets" / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(1, height=9 + int(name[-1]), width=16))
+    return "pets"
+
+
+def records(folder: Path) -> str:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
+        for number in range(12):
+            values = {"image/encoded": [png(number)], "image/class/label": [number % 3], "image/name": [b"n"]}
+            features = tf.train.Features(feature={name: feature(value) for name, value in values.items()})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    return "train.tfrecord"
+
+
+def book(folder: Path) -> str:
+    (folder / "book.txt").write_text("It was the best of times. " * 100)
+    return "book.txt"
+
+
+# What is found of each: options of the run file, features, classes, and the shape of the model's outputs.
+FOUND: dict[Callable[[Path], str], tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]] = {
+    measurements: ({"x": "x", "y": "y"}, ["x float32[4]", "y int64[]"], 3, (3,)),
+    prices: ({"x": "x", "y": "y"}, ["x float32[3]", "y float32[]"], None, (1,)),
+    pictures: ({"x": "x_train", "y": "y_train"}, ["x uint8[8, 8]", "y int64[]"], 10, (10,)),
+    photos: ({"size": [8, 16], "channels": 3}, ["x uint8[8, 16, 3]", "y int64[]"], 2, (2,)),
+    records: (
+        {
+            "features": {
+                "image/class/label": {"dtype": "int64"},
+                "image/encoded": {"dtype": "uint8", "shape": [4, 5, 3], "encoding": "image"},
+            },
+            "x": "image/encoded",
+            "y": "image/class/label",
+        },
+        ["x uint8[4, 5, 3]", "y int64[]"],
+        3,
+        (3,),
+    ),
+    book: ({"length": 64, "suffix": ".txt"}, ["x int32[64]", "y int32[64]"], None, (64, 256)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("made", FOUND, ids=lambda made: made.__name__)
+def test_run_file_and_model_fit_the_data(
+    made: Callable[[Path], str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, features, classes, outputs = FOUND[made]
+    path = made(folder)
+    assert main(["init", "run", "--data", path, "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["data"]
+    assert [f"{each['name']} {each['dtype']}{each['shape']}" for each in seen["features"]] == features
+    assert seen["classes"] == classes
+    run = load_run_file(folder / "run" / "run.yaml")
+    given = run.spec.data.options
+    assert (run.folder / given["path"]).resolve().is_relative_to(folder / path)
+    assert {key: value for key, value in given.items() if key != "path"} == options
+    model = load_function("model.py:build_model", run.folder)()
+    x, y = (np.zeros((2, *each["shape"]), each["dtype"]) for each in seen["features"])
+    predicted = model(x)
+    assert predicted.shape == (2, *outputs)
+    assert np.isfinite(float(model.compute_loss(x=x, y=y, y_pred=predicted)))
+
+
+def test_sets_of_their_own_are_named(folder: Path) -> None:
+    for made, name in ((photos, "validation"), (pictures, "test")):
+        path = made(folder)
+        assert main(["init", made.__name__, "--data", path]) == 0
+        data = yaml.safe_load((folder / made.__name__ / "run.yaml").read_text())["data"]
+        own = data[name]["options"]
+        assert own != data["options"]
+        assert (folder / made.__name__ / own["path"]).exists()
+
+
+def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "a", "--data", records(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "image/name" in printed
+    assert "left out: neither numbers nor an image" in printed
+    assert main(["init", "b", "--data", photos(folder)]) == 0
+    assert "2 classes: cat, dog" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data", "nowhere.npz"], "--data: 'nowhere.npz'"),
+        (["--data", "film.mp4"], "film.mp4, which no source reads"),
+        (["--data", "flowers.npz", "--label", "z"], "--label z: there is no such column; available: x, y"),
+        (["--data", "book.txt", "--label", "z"], "the label of text is the byte that follows"),
+        (["--data", "one.npz"], "no column is named like a label; say which one is y: --label a or b"),
+        (["--data", "nan.npz"], "x contains nan"),
+        (["--label", "y"], "add --data PATH"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measurements(folder)
+    book(folder)
+    (folder / "film.mp4").write_bytes(b"0")
+    np.savez(folder / "one.npz", a=np.zeros(3), b=np.zeros(3))
+    np.savez(folder / "nan.npz", x=np.full(3, np.nan), y=np.zeros(3))
+    assert main(["init", "run", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.slow
+def test_written_run_trains(folder: Path) -> None:
+    measurements(folder)
+    for words in (["init", "run", "--data", "flowers.npz"], ["run", "run/run.yaml"]):
+        done = forked.run(
+            [sys.executable, "-m", "flows.commands.main", *words],
+            cwd=folder,
+            env=os.environ | {"PREFECT_HOME": str(folder / "prefect")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "Done: flowers is at step" in done.stdout
