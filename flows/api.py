@@ -29,7 +29,7 @@ from flows.bare_process import run_bare_process
 from flows.facts import RunFacts, RunStatus
 from flows.opened_run import OF_API, RunHome, has_own_code, hint_at_other_files, holds_a_log, open_run, saved_run
 from flows.opened_run import Run as OpenedRun
-from tasks.evaluate.export_target import Form, form_of, require_free_target
+from tasks.evaluate.export_target import Form, form_of, require_free_target, require_runtime
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
@@ -62,6 +62,8 @@ _WORDS: tuple[tuple[str, _Words], ...] = (
     (rf"--format ({_VALUE})", r'form="\1"'),
     (r"--to ", "to="),
     (r"--step ", "step="),
+    (r"--tolerance (?=\d)", "tolerance="),
+    (r"--tolerance\b", "tolerance"),
     (r"--run-file FILE", "Run('run.yaml')"),
     # A whole command, whose options are parameters by now.
     (r"baton run (\S+)((?: \w+=[^\s;]+)+)", lambda found: f"run({', '.join([found[1], *found[2].split()])})"),
@@ -285,14 +287,21 @@ class Run:
 
     @errors_in_python_words()
     def export(
-        self, to: str | os.PathLike[str], *, form: Form | None = None, step: int | Literal["best"] | None = None
+        self,
+        to: str | os.PathLike[str],
+        *,
+        form: Form | None = None,
+        step: int | Literal["best"] | None = None,
+        tolerance: float | None = None,
     ) -> Path:
         """Write a checkpoint for plain Keras or TensorFlow, as `baton export` does.
 
         Args:
             to: the file or folder to write; must not exist.
-            form: keras, weights, saved_model or checkpoint; None: by the ending of `to`.
+            form: keras, weights, saved_model, checkpoint, litert, onnx or openvino; None: by the ending of `to`.
             step: as for `model`.
+            tolerance: of litert, onnx and openvino: the largest difference to Keras's predictions, relative to the
+                largest one or to 1; None: 0.001.
 
         Returns:
             What to load: the file, the folder of a SavedModel, or the prefix of a checkpoint's files.
@@ -303,6 +312,7 @@ class Run:
         target = Path(to)
         written = form_of(target) if form is None else form
         require_free_target(written, target)
+        require_runtime(written, tolerance)
         head, run_file = self._with_code(step)
         from tasks.evaluate.export import (
             export,  # imports TensorFlow
@@ -311,7 +321,17 @@ class Run:
 
         def write(ref: CheckpointRef) -> Path:
             root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)
-            done = export(run_file, head, ref, root=root, home=home, form=written, target=target, accelerator=device)
+            done = export(
+                run_file,
+                head,
+                ref,
+                root=root,
+                home=home,
+                form=written,
+                target=target,
+                tolerance=tolerance,
+                accelerator=device,
+            )
             return done.path
 
         with hint_at_other_files(run_file.path):

@@ -1,4 +1,4 @@
-"""`baton export`: writes a committed checkpoint as a Keras or TensorFlow file."""
+"""`baton export`: writes a committed checkpoint as a file of Keras, TensorFlow, LiteRT, ONNX or OpenVINO."""
 
 import sys
 from collections.abc import Sequence
@@ -23,12 +23,13 @@ from flows.commands.options import (
 from flows.commands.output import Output, say, say_json
 from flows.opened_run import hint_at_other_files
 from flows.process_start import fast_imports
-from tasks.evaluate.export_target import FORMS, form_of, require_free_target
+from tasks.evaluate.export_target import FORMS, TOLERANCE, form_of, require_free_target, require_runtime
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.messages import counted
 from tasks.foundation.user_code import require_function
 
 
@@ -41,6 +42,14 @@ def export(
         str | None,
         typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}; left out: by the ending of PATH"),
     ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="the largest difference to Keras's predictions, relative to the largest one or to 1, of litert, onnx "
+            f"and openvino; left out: {TOLERANCE:g}",
+        ),
+    ] = None,
     step: ChosenStep = None,
     run_file: CodeOf = None,
     trust_code: TrustCode = False,
@@ -49,11 +58,13 @@ def export(
 ) -> None:
     """Write a committed checkpoint for plain Keras or TensorFlow.
 
-    As .keras, .weights.h5, SavedModel or checkpoint.
+    As .keras, .weights.h5, SavedModel or checkpoint; or as .tflite, .onnx or a folder of OpenVINO, which its own
+    runtime then runs once.
     """
     chosen = step_of(step)
     form = form_of(to) if form is None else form
     require_free_target(form, to)
+    require_runtime(form, tolerance)
     run = run_with_code(address, run_file, overrides, trust_code=trust_code)
     require_function(run.spec.model.build, run.folder)
     head, code, uri = run.require_head(), run.run_file, run.home.uri
@@ -65,7 +76,10 @@ def export(
         from tasks.evaluate.export import export as export_checkpoint
 
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
-        return ref, export_checkpoint(code, head, ref, root=run.root, home=run.home, form=form, target=to)
+        done = export_checkpoint(
+            code, head, ref, root=run.root, home=run.home, form=form, target=to, tolerance=tolerance
+        )
+        return ref, done
 
     with hint_at_other_files(code.path):
         ref, done = read_selected(run.home, chosen, write, error=InvalidInput)
@@ -73,6 +87,7 @@ def export(
         done = replace(done, load_with=_with_code_of(saved, done.load_with, run.folder))
     for text in done.warnings:
         say(f"warning: {text}", aside=True)
+    compared = done.compared
     if as_json:
         say_json(
             {
@@ -85,11 +100,26 @@ def export(
                 "path": str(done.path),
                 "load_with": list(done.load_with),
                 "warnings": list(done.warnings),
+                "serving": str(done.serving),
+                "compared": None
+                if compared is None
+                else {
+                    "examples": compared.examples,
+                    "largest_difference": compared.largest_difference,
+                    "tolerance": compared.tolerance,
+                },
             }
         )
         return
     out = Output.to(sys.stdout, verbose=verbose)
-    rows = [("checkpoint", out.path(f"{uri}/{ref.path}")), ("written", f"{done.path}  ({form})")]
+    rows = [
+        ("checkpoint", out.path(f"{uri}/{ref.path}")),
+        ("written", f"{done.path}  ({form})"),
+        ("described in", str(done.serving)),
+    ]
+    if compared is not None:
+        words = f"largest difference {compared.largest_difference:.2g} (--tolerance {compared.tolerance:g})"
+        rows.append(("compared", f"{words} to Keras on {counted(compared.examples, 'example')}"))
     labels = ("load with", *("" for _ in done.load_with[1:]))
     out.facts([*rows, *zip(labels, done.load_with, strict=True)])
 

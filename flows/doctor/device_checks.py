@@ -4,7 +4,6 @@ Compile a train step with XLA for the CPU, without running it. XLA also compiles
 """
 
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from flows.doctor.model_checks import BuiltModel, count_of, is_parameter, layer_
 from flows.doctor.run_file_checks import Finding, Target
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import ModelError
+from tasks.foundation.machine.environment import silent_stderr
 from tasks.foundation.model.step import flat_xla_function
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.telemetry.formatting import duration_words, size_words
@@ -44,7 +44,7 @@ def compile_step(step: Any, arguments: Sequence[Any], *, reference: str, layers:
     try:
         with _as_on_a_tpu():
             function, flat = flat_xla_function(step, arguments, autograph=False)
-            with _silent():
+            with silent_stderr():
                 _start_xla()
                 ir = function.experimental_get_compiler_ir(*flat)
                 # The default platform on a machine with a GPU would be the GPU.
@@ -68,19 +68,6 @@ def _as_on_a_tpu() -> Iterator[None]:
         yield
     finally:
         tf_config.enable_op_determinism()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Discard what XLA writes to standard error: lines at its first use, and a trace of its stack for some refusals."""
-    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(devnull, 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(devnull)
 
 
 def _start_xla() -> None:

@@ -1,7 +1,8 @@
-"""A committed checkpoint as a Keras file, weights, a SavedModel or a TensorFlow checkpoint.
+"""A committed checkpoint as a Keras file, weights, a SavedModel, a TensorFlow checkpoint, or for another runtime.
 
 The run file builds the model, which must be the one that was trained, and the checkpoint is restored into it. With the
-export come the lines of Python that load it without Baton.
+export come the lines of Python that load it without Baton, and `serving.json`: which checkpoint of which run it is, and
+what the model takes. `serving.py` writes and compares the forms for other runtimes.
 """
 
 import ast
@@ -19,17 +20,40 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.evaluate.evaluator import use_averages
-from tasks.evaluate.export_target import atomic_target, require_free_target
+from tasks.evaluate.export_target import (
+    RUNTIMES,
+    atomic_target,
+    require_free_target,
+    require_runtime,
+    serving_path,
+)
+from tasks.evaluate.serving import (
+    COMPARED,
+    OPENVINO_MODEL,
+    Comparison,
+    inputs_of_saved_model,
+    load_lines,
+    model_inputs_of,
+    require_no_text,
+    serving_json,
+    write_for_runtime,
+)
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.data_spec import SetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.placement import AcceleratorSpec, per_replica_batch_size
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import with_examples
+from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
-from tasks.foundation.dataset.model_inputs import model_inputs
+from tasks.foundation.dataset.model_inputs import ModelInputs, model_inputs
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import InvalidInput, ModelError
+from tasks.foundation.log.history import evaluation_of
+from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.messages import listed, message
@@ -61,9 +85,23 @@ def restored_model(
         DamagedDataset: the dataset's manifest is missing.
         ModelError: the model cannot be built.
     """
-    batch_size = per_replica_batch_size(run.spec.train.global_batch_size, head.environment.replicas)
     manifest = read_manifest(root, head.identity["data.folder"])
-    batch = zero_examples(model_inputs(run.spec, manifest.features, run.folder).train, batch_size)
+    inputs = model_inputs(run.spec, manifest.features, run.folder)
+    return _restored(run, head, ref, manifest, inputs, home=home, accelerator=accelerator)
+
+
+def _restored(
+    run: RunFile,
+    head: Head,
+    ref: CheckpointRef,
+    manifest: DatasetManifest,
+    inputs: ModelInputs,
+    *,
+    home: Storage,
+    accelerator: Accelerator,
+) -> keras.Model:
+    batch_size = per_replica_batch_size(run.spec.train.global_batch_size, head.environment.replicas)
+    batch = zero_examples(inputs.train, batch_size)
     spec = with_examples(run.spec, manifest.train_examples)
     state = build_train_state(spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
     _require_same_model(run, head, state.model, home, batch=batch_size)
@@ -266,6 +304,8 @@ def _imports_siblings(file: Path) -> bool:
 
 # Prefix of the file names of an exported checkpoint.
 PREFIX = "ckpt"
+# What to load in the folder of an export.
+_INSIDE = {"checkpoint": PREFIX, "openvino": OPENVINO_MODEL}
 _CALLS = {
     "weights": "model.load_weights({path!r})",
     "saved_model": "model = tf.saved_model.load({path!r}); model.serve(x)",
@@ -279,11 +319,15 @@ class Exported:
 
     Attributes:
         path: what to load: the file, the folder of a SavedModel, or the prefix of a checkpoint's files.
+        serving: the JSON file that describes it.
+        compared: how its predictions compare with Keras's; None if it is a form of Keras or TensorFlow.
         warnings: problems that may occur when it is loaded.
         load_with: lines of Python that load it without Baton.
     """
 
     path: Path
+    serving: Path
+    compared: Comparison | None
     warnings: tuple[str, ...]
     load_with: tuple[str, ...]
 
@@ -297,6 +341,7 @@ def export(
     home: Storage,
     form: str,
     target: Path,
+    tolerance: float | None = None,
     accelerator: Accelerator | None = None,
 ) -> Exported:
     """Export a committed checkpoint, with the averages of `use_ema`, as evaluation uses them.
@@ -309,49 +354,107 @@ def export(
         ref: the checkpoint.
         root: storage root with the run's dataset, whose manifest has the shapes of the model's inputs.
         home: the run's home.
-        form: keras, weights, saved_model or checkpoint.
+        form: one of `FORMS`.
         target: a path that does not exist.
+        tolerance: of the forms for other runtimes, see `serving.difference`; None: `TOLERANCE`.
         accelerator: where the model is built; None: the CPU with one replica, as the accelerator of this process.
 
     Raises:
-        InvalidInput: the target is not usable, or the run file builds another model.
+        InvalidInput: the target or the form is not usable, or the run file builds another model.
         StateMismatch: the run file builds a model with other variables.
         DamagedCheckpoint: the checkpoint differs from its manifest.
-        DamagedDataset: the dataset's manifest is missing.
-        ModelError: the model cannot be built, or Keras cannot write it in this form.
+        DamagedDataset: the dataset's manifest, or what is predicted, is missing or damaged.
+        ModelError: the model cannot be built, Keras cannot write it in this form, or its runtime predicts something
+            else than Keras.
         StorageError: the disk refused or failed.
     """
     require_free_target(form, target)
+    tolerance = require_runtime(form, tolerance)
     if accelerator is None:
         accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment, deterministic=run.spec.train.deterministic)
-    model = restored_model(run, head, ref, root=root, home=home, accelerator=accelerator)
+    manifest = read_manifest(root, head.identity["data.folder"])
+    features = model_inputs(run.spec, manifest.features, run.folder)
+    if form in RUNTIMES:
+        require_no_text(features.validation, form)
+    model = _restored(run, head, ref, manifest, features, home=home, accelerator=accelerator)
+    inputs = model_inputs_of(model, features.validation, form)
+    newest = RunLog(home)
+    logged = evaluation_of(newest, newest.require_head(), ref.path)
+    compared: Comparison | None = None
     with atomic_target(form, target) as path:
-        try:
-            _write(model, form, path)
-        except OSError:
-            raise
-        except Exception as fault:
-            what = f"{run.spec.model.build}: Keras cannot write this model as {form}:"
-            raise ModelError(user_error(what, fault, end="; try --format weights or checkpoint")) from fault
+        if form in RUNTIMES:
+            x = _first_examples(run, head, manifest, features, root)
+            reference = run.spec.model.build
+            compared = write_for_runtime(
+                model, inputs, x, form=form, path=path, tolerance=tolerance, reference=reference
+            )
+        else:
+            _write(model, form, path, reference=run.spec.model.build)
         loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
         missed = tuple(_untracked(model, str(path / PREFIX))) if form == "checkpoint" else ()
-    written = target / PREFIX if form == "checkpoint" else target
+        facts = {
+            "run": run.spec.run,
+            "step": ref.step,
+            "checkpoint": f"{home.uri}/{ref.path}",
+            "state_digest": ref.state_digest,
+            "export": form,
+            "class_names": manifest.class_names,
+        }
+        metrics = {} if logged is None else logged.metrics
+        taken = inputs_of_saved_model(path) if form == "saved_model" else inputs.values()
+        serving_path(form, path).write_bytes(serving_json(facts, taken, compared, metrics))
+    written = target / _INSIDE[form] if form in _INSIDE else target
     if loading is not None:
-        lines = loading.lines(written, here=Path.cwd())
-        return Exported(path=written, warnings=tuple(loading.warnings()), load_with=lines)
-    return Exported(path=written, warnings=missed, load_with=(_CALLS[form].format(path=str(written)),))
+        lines, warnings = loading.lines(written, here=Path.cwd()), tuple(loading.warnings())
+    elif form in RUNTIMES:
+        lines, warnings = load_lines(form, written, inputs.values()), ()
+    else:
+        lines, warnings = (_CALLS[form].format(path=str(written)),), missed
+    serving = serving_path(form, target)
+    return Exported(path=written, serving=serving, compared=compared, warnings=warnings, load_with=lines)
 
 
-def _write(model: keras.Model, form: str, path: Path) -> None:
-    match form:
-        case "keras":
-            model.save(path)
-        case "weights":
-            model.save_weights(path)
-        case "saved_model":
-            model.export(path, verbose=False)
-        case _:
-            tf.train.Checkpoint(model=model).write(str(path / PREFIX))
+def _first_examples(run: RunFile, head: Head, manifest: DatasetManifest, inputs: ModelInputs, root: Storage) -> Any:
+    """Inputs of the first validation examples, or without any of the first training examples."""
+    folder = head.identity["data.folder"]
+    own, function = head.identity.get("data.validation_folder"), inputs.validation_function
+    if own is None and not manifest.validation_examples:
+        own = folder
+        function = None if inputs.training_functions is None else inputs.training_functions.example
+    found = manifest if own in {None, folder} else read_manifest(root, own)
+    examples = manifest.validation_examples if own is None else found.train_examples
+    dataset = DatasetRef(
+        folder=folder,
+        content_digest=manifest.content_digest,
+        train_examples=manifest.train_examples,
+        validation_examples=manifest.validation_examples,
+        already_prepared=True,
+        validation=None
+        if own is None
+        else SetRef(folder=own, content_digest=found.content_digest, examples=found.train_examples),
+    )
+    count = min(COMPARED, examples)
+    batches = set_batches(root, dataset, on="validation", batch_size=count, function=function, seed=run.spec.train.seed)
+    with original_read_errors():
+        return next(iter(batches))[0]
+
+
+def _write(model: keras.Model, form: str, path: Path, *, reference: str) -> None:
+    try:
+        match form:
+            case "keras":
+                model.save(path)
+            case "weights":
+                model.save_weights(path)
+            case "saved_model":
+                model.export(path, verbose=False)
+            case _:
+                tf.train.Checkpoint(model=model).write(str(path / PREFIX))
+    except OSError:
+        raise
+    except Exception as fault:
+        what = f"{reference}: Keras cannot write this model as {form}:"
+        raise ModelError(user_error(what, fault, end="; try --format weights or checkpoint")) from fault
 
 
 def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""The target of an export: a new local file or folder, written completely or not at all."""
+"""The target of an export: a new local file or folder, written completely or not at all, with its `serving.json`."""
 
+import importlib.util
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +9,22 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tasks.foundation.errors import InvalidInput, StorageError
+from tasks.foundation.messages import listed
 
-Form = Literal["keras", "weights", "saved_model", "checkpoint"]
+Form = Literal["keras", "weights", "saved_model", "checkpoint", "litert", "onnx", "openvino"]
 FORMS: tuple[str, ...] = get_args(Form)
-_ENDINGS = {"keras": ".keras", "weights": ".weights.h5"}
+# Those for runtimes other than TensorFlow, and the modules that each needs. Its extra has the same name.
+RUNTIMES = {
+    "litert": ("ai_edge_litert",),
+    "onnx": ("onnx", "onnxruntime", "tf2onnx"),
+    "openvino": ("openvino",),
+}
+# Largest difference between Keras's predictions and those of another runtime, see `serving.difference`.
+TOLERANCE = 1e-3
+_ENDINGS = {"keras": ".keras", "weights": ".weights.h5", "litert": ".tflite", "onnx": ".onnx"}
 # In this order, both w.weights.h5 and w.weights become w.
-_OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights")
+_OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights", ".tflite", ".onnx")
+_SERVING = "serving.json"
 
 
 def form_of(target: Path) -> str:
@@ -26,8 +38,38 @@ def form_of(target: Path) -> str:
             return form
     raise InvalidInput(
         f"--to {target}: the name does not say the format; let it end in {' or '.join(_ENDINGS.values())}, or add "
-        "--format saved_model or --format checkpoint"
+        "--format saved_model, checkpoint or openvino"
     )
+
+
+def require_runtime(form: str, tolerance: float | None) -> float:
+    """Refuse a form whose packages are not installed here, before TensorFlow is imported.
+
+    Args:
+        form: one of `FORMS`.
+        tolerance: as the user gave it, see `TOLERANCE`.
+
+    Returns:
+        The tolerance.
+
+    Raises:
+        InvalidInput: a package is missing, or the tolerance is not usable.
+    """
+    modules = RUNTIMES.get(form, ())
+    if tolerance is not None and not modules:
+        raise InvalidInput(
+            f"--tolerance {tolerance:g}: a {form} export is not compared with Keras; drop it, or use --format "
+            f"{', '.join(RUNTIMES)}"
+        )
+    if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise InvalidInput(f"--tolerance {tolerance:g} is no difference; use a number from 0 on, such as {TOLERANCE:g}")
+    missing = [name.replace("_", "-") for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidInput(
+            f"--format {form} needs {listed(missing)}, not installed here; install the extra `{form}` of Baton, or "
+            "use --format saved_model"
+        )
+    return TOLERANCE if tolerance is None else tolerance
 
 
 def require_free_target(form: str, target: Path) -> None:
@@ -35,7 +77,7 @@ def require_free_target(form: str, target: Path) -> None:
 
     Args:
         form: one of `FORMS`.
-        target: a file for keras and weights, a folder for saved_model and checkpoint.
+        target: a file if its form has an ending, else a folder.
 
     Raises:
         InvalidInput: the form is unknown, the target exists, or its name or folder cannot be used.
@@ -64,9 +106,16 @@ def _bare(name: str) -> str:
     return bare or name
 
 
+def serving_path(form: str, target: Path) -> Path:
+    """Where an export is described: in its folder, or beside its file."""
+    return target.with_name(f"{target.name}.{_SERVING}") if form in _ENDINGS else target / _SERVING
+
+
 @contextmanager
 def atomic_target(form: str, target: Path) -> Iterator[Path]:
     """A temporary path beside the target, with its ending. It is moved to the target when the block succeeds.
+
+    The block also writes the description at the path's `serving_path`. A description that no export has is replaced.
 
     Raises:
         InvalidInput: the target was created meanwhile.
@@ -77,6 +126,8 @@ def atomic_target(form: str, target: Path) -> Iterator[Path]:
             written = Path(folder) / f"export{_ENDINGS.get(form, '')}"
             yield written
             require_free_target(form, target)
+            if form in _ENDINGS:
+                serving_path(form, written).replace(serving_path(form, target))
             written.rename(target)
     except OSError as fault:
         raise StorageError(

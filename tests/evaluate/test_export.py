@@ -15,13 +15,14 @@ import yaml
 
 from flows.commands.main import main
 from tasks.evaluate.export import Loading
-from tasks.evaluate.export_target import form_of, require_free_target
+from tasks.evaluate.export_target import RUNTIMES, form_of, require_free_target, require_runtime
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.user_code import load_function
 from tests.support.lab import Lab, lab_of, restored, spec_of
 
 LAYERS = """
 import keras
+import tensorflow as tf
 
 
 @keras.saving.register_keras_serializable("own")
@@ -41,6 +42,11 @@ class Listed(keras.layers.Layer):
 
     def call(self, x, training=False):
         return self.norms[0](x, training=training)
+
+
+class Eager(keras.layers.Layer):  # a file has the graph, which computes something else
+    def call(self, x):
+        return x + 1 if tf.executing_eagerly() else x
 
 
 class Tripled(keras.layers.Layer):
@@ -71,9 +77,14 @@ import sys
 
 import keras
 import numpy as np
+import onnxruntime
+import openvino
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
 
 import own
+
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 
 x = np.load("x.npy")
 
@@ -96,6 +107,9 @@ tf.train.Checkpoint(model=checkpoint).read("out.checkpoint/ckpt").expect_partial
 predictions = [model.predict(x, verbose=0) for model in (whole, weights, checkpoint)]
 served = tf.saved_model.load("out.saved")
 predictions.append(served.serve(x).numpy())
+predictions.append(Interpreter("out.tflite").get_signature_runner()(x=x)["output_0"])
+predictions.append(onnxruntime.InferenceSession("out.onnx").run(None, {"x": x})[0])
+predictions.append(openvino.compile_model("out.openvino/model.xml", "CPU", EXACT)({"x": x})[0])
 np.save("predictions.npy", np.stack(predictions))
 assert not any(name.split(".")[0] in {"tasks", "flows"} for name in sys.modules)
 """
@@ -104,6 +118,9 @@ TARGETS = {
     "weights": "out.weights.h5",
     "saved_model": "out.saved",
     "checkpoint": "out.checkpoint",
+    "litert": "out.tflite",
+    "onnx": "out.onnx",
+    "openvino": "out.openvino",
 }
 
 
@@ -137,7 +154,17 @@ def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[
         assert main(["export", *address, "--format", form, "--to", str(lab.code / name), "--json"]) == 0
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (result["step"], result["warnings"]) == (6, [])
-        assert result["path"] == str(lab.code / name) + ("/ckpt" if form == "checkpoint" else "")
+        inside = {"checkpoint": "/ckpt", "openvino": "/model.xml"}.get(form, "")
+        assert result["path"] == str(lab.code / name) + inside
+        serving = json.loads(Path(result["serving"]).read_bytes())
+        keys = ("run", "step", "state_digest", "checkpoint")
+        assert {key: serving[key] for key in keys} == {key: result[key] for key in keys}
+        assert serving["inputs"] == [
+            {"name": "keras_tensor" if form == "saved_model" else "x", "shape": [None, 6], "dtype": "float32"}
+        ]
+        if form in RUNTIMES:
+            assert result["compared"]["examples"] == serving["examples"] == 16
+            assert serving["largest_difference"] < 1e-5
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PLAIN)],
         cwd=lab.code,
@@ -170,13 +197,15 @@ def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -
     to = ["--format", "keras", "--to", new]
     cases = [
         ([file, "--format", "keras", "--to", str(lab.code / "there.keras")], "there.keras already exists"),
-        ([file, "--format", "onnx", "--to", new], "--format onnx is unknown; use one of keras, weights, saved_model"),
+        ([file, "--format", "coreml", "--to", new], "--format coreml is unknown; use one of keras, weights, saved_m"),
         ([file, "--format", "weights", "--to", new], "must end in .weights.h5"),
         ([file, "--format", "keras", "--to", "gs://bucket/new.keras"], "exports are written to a local path"),
         (
             [file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")],
             "/no does not exist; create it",
         ),
+        ([file, *to, "--tolerance", "0.1"], "--tolerance 0.1: a keras export is not compared with Keras; drop it"),
+        ([file, "--to", str(lab.code / "new.onnx"), "--tolerance", "nan"], "--tolerance nan is no difference"),
         ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
         ([file, *to, "--step", "best"], "has no best checkpoint"),
         ([file, *to, "--step", "newest"], "--step newest is neither a step nor best"),
@@ -186,6 +215,29 @@ def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -
         assert text in refused(lab, capsys, *words)
     other = str(run_file_of(lab, "other.yaml", activation="relu"))
     assert "config.activation: tanh -> relu" in refused(lab, capsys, home, "--run-file", other, *to)
+
+
+@pytest.mark.slow
+def test_file_that_predicts_something_else_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without validation examples, it predicts training examples."""
+    lab.train_and_commit(
+        spec_of("build", run="eager", model__options={"kind": "Eager"}, data__validation_fraction=0), 2
+    )
+    file = str(run_file_of(lab, "eager.yaml", kind="Eager"))
+    words = [f"{lab.root}/storage/eager", "--run-file", file, "--set", "data.validation_fraction=0"]
+    target = lab.code / "eager.onnx"
+    text = refused(lab, capsys, *words, "--to", str(target))
+    assert "as onnx this model predicts something else than Keras: on 32 examples the largest difference is" in text
+    assert "and --tolerance is 0.001; nothing was written" in text
+    assert main(["export", *words, "--to", str(target), "--tolerance", "1000"]) == 0
+    assert target.is_file()
+
+
+def test_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tf2onnx" else object())
+    with pytest.raises(InvalidInput, match="--format onnx needs tf2onnx, not installed here; install the extra"):
+        require_runtime("onnx", None)
+    assert require_runtime("litert", None) == 1e-3
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ OPTION = re.compile(r"--([a-z][a-z-]+)")
         ("--until-step = 9 lies beyond", "until_step = 9 lies beyond"),
         ("--to a b.keras already exists", "to=a b.keras already exists"),
         ("use --format keras or weights", 'use form="keras" or weights'),
+        ("--tolerance is 0.001: add --tolerance 0.02", "tolerance is 0.001: add tolerance=0.02"),
         ("run baton fork HOME --as NEW", "run baton fork HOME --as NEW"),
         (
             "--set train.step=3: train.step (here 3) is not a known key; did you mean train.steps?",

@@ -12,8 +12,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -69,6 +69,19 @@ def quiet_tensorflow() -> None:
     if chosen not in {None, "", _TENSORFLOW}:
         _other_backend[:] = [str(chosen)]
     os.environ[_BACKEND] = _TENSORFLOW
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Discard what libraries write to standard error, whatever their log level: XLA, converters."""
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
 
 
 def backend_note() -> str:

@@ -88,7 +88,7 @@ EARLY = [
     Mistake("a source that does not exist", changes=run_file("data.py:load ", "digit ")),
     Mistake("a target behind the begin", ["run", "--until-step", "-5"]),
     Mistake("a step that is none", ["evaluate", "--step", "last"]),
-    Mistake("a format that does not exist", ["export", "--format", "onnx", "--to", "spirals.onnx"]),
+    Mistake("a format that does not exist", ["export", "--format", "coreml", "--to", "spirals.mlmodel"]),
 ]
 # Found when the user's code runs.
 IN_CODE = [
