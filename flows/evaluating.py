@@ -416,7 +416,10 @@ def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Eva
     found: dict[str, object] = {"data.content_digest": dataset.content_digest}
     if chosen.on == "validation":
         found[VALIDATION] = None if dataset.validation is None else dataset.validation.content_digest
-    require_same_identity(chosen.head.identity, found, home=run.home.uri)
+    from tasks.foundation.dataset.manifest import changed_files
+
+    files = partial(changed_files, run.root, chosen.head.identity.get("data.folder"), dataset)
+    require_same_identity(chosen.head.identity, found, home=run.home.uri, files=files)
     spec = with_examples(spec, dataset.train_examples)
     call = EvaluateCall(
         spec=spec,

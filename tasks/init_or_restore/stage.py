@@ -21,7 +21,7 @@ from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environme
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from tasks.foundation.dataset.manifest import changed_files, load_manifest, zero_examples
 from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
@@ -73,6 +73,7 @@ def accepted_changes(
     state: TrainState,
     accept: Sequence[str],
     code: Callable[[Sequence[Difference]], Sequence[str]] = lambda _: (),
+    files: Callable[[], Sequence[str]] = tuple,
 ) -> tuple[Difference, ...]:
     """Return the accepted differences between a run file and its log.
 
@@ -84,7 +85,7 @@ def accepted_changes(
     """
     if accept and head.tip is not None and differences(head.identity, identity):
         _carried(log, head.tip, state)
-    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept, code=code)
+    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept, code=code, files=files)
 
 
 def record_changes(
@@ -232,7 +233,8 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         refuse_unfinished_fork(log)
     # Every host checks them, so that none waits for a chief that refuses.
     code = CodeReason(home=log.home, recorded=head.identity, spec=spec, folder=code_folder)
-    accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept, code=code)
+    files = partial(changed_files, place.root, head.identity.get("data.folder"), call.dataset)
+    accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept, code=code, files=files)
     if accelerator.is_chief:
         head = record_changes(
             log,

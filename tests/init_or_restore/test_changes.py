@@ -13,6 +13,7 @@ from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import IdentityChanged, InvalidInput
 from tasks.foundation.telemetry.events import Event, Note
 from tests.support.lab import Lab, lab_of, restored, spec_of
+from tests.support.tfrecords import file_of, record
 
 MODEL = """
 def build(optimizer="sgd", rate=0.1, summed=False):
@@ -200,3 +201,27 @@ def test_unfinished_fork_does_not_start_at_step_0(lab: Lab) -> None:
     assert lab.log(forked).head() == origin
     fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
     assert begin(lab, forked).tip is not None
+
+
+def test_changed_files_of_the_data_are_named(lab: Lab) -> None:
+    records = lab.root / "records"
+    records.mkdir()
+
+    def write(name: str, first: int) -> Path:
+        made = [record(number, values=[number / 9] * 6, label=[number % 3]) for number in range(first, first + 9)]
+        (records / name).write_bytes(file_of(made, lab.root))
+        return records / name
+
+    files = [write(name, index) for index, name in enumerate("abc")]
+    features = {"values": {"dtype": "float32", "shape": [6]}, "label": {"dtype": "int64"}}
+    options = {"path": str(records), "features": features, "x": "values", "y": "label"}
+    spec = spec_of("build", run="files", data__source="tfrecord", data__options=options)
+    begin(lab, spec)
+    write("b", 7)
+    files[2].unlink()
+    write("d", 3)
+    with pytest.raises(IdentityChanged) as refused:
+        begin(lab, spec)
+    lines = [f"{files[1]}: changed since", f"{files[2]}: no longer read", f"{records / 'd'}: not read before"]
+    assert [line for line in lines if line not in str(refused.value)] == []
+    assert str(files[0]) not in str(refused.value)

@@ -594,6 +594,7 @@ def require_same_identity(
     home: str,
     accept: Sequence[str] = (),
     code: Callable[[Sequence[Difference]], Sequence[str]] = lambda _: (),
+    files: Callable[[], Sequence[str]] = tuple,
     before_imports: bool = False,
 ) -> tuple[Difference, ...]:
     """Refuse to continue a run with another identity.
@@ -606,6 +607,7 @@ def require_same_identity(
         home: the run's home, for the message.
         accept: identity keys that may differ, see `accepted_keys`.
         code: returns the lines of the message that show the changes of the user's code behind differences.
+        files: returns the lines of the message that name changed files of the data.
         before_imports: whether the model is not built yet, so that more keys of it may differ than are known.
 
     Returns:
@@ -623,6 +625,7 @@ def require_same_identity(
     refused = tuple(each for each in decided if each.of not in accept)
     if refused:
         details = list(dict.fromkeys(map(str, refused)))  # two transforms may use one vocabulary
+        details += files() if any(each.of == "data.content_digest" for each in refused) else ()
         lines = code(refused)
         headline = message(f"{home} was started with other settings, data or code", details=details)
         back = _way_back(refused, code_is_shown=bool(lines))

@@ -37,6 +37,7 @@ def manifest_path(folder: str) -> str:
 
 # A run has one dataset, perhaps a mixture of several, and perhaps a validation and a test set of its own.
 _KNOWN_AT_MOST = 32
+_FILES_NAMED = 10
 
 
 class KnownManifest:
@@ -116,6 +117,35 @@ def plain_datasets(storage: Storage, manifest: DatasetManifest, folder: str) -> 
     if manifest.mixture is None:
         return ((folder, manifest),)
     return tuple((each.folder, load_manifest(storage, ref_of_source(each))) for each in manifest.mixture.sources)
+
+
+def changed_files(storage: Storage, recorded: object, dataset: DatasetRef) -> list[str]:
+    """Return lines that name the files read in place that differ between two datasets.
+
+    Args:
+        storage: the storage root.
+        recorded: folder of the dataset that a run began with, as its identity has it.
+        dataset: the one that its run file prepares now.
+    """
+    try:
+        before, now = (_files_in_place(storage, folder) for folder in (str(recorded), dataset.folder))
+    except DamagedDataset:  # deleted since
+        return []
+    changed = [path for path in before if path in now and before[path] != now[path]]
+    lines = [f"{path}: changed since" for path in changed]
+    lines += [f"{path}: no longer read" for path in before if path not in now]
+    lines += [f"{path}: not read before" for path in now if path not in before]
+    return lines[:_FILES_NAMED]
+
+
+def _files_in_place(storage: Storage, folder: str) -> dict[str, set[str]]:
+    """Return the checksums of the ranges of each file outside the storage."""
+    found: dict[str, set[str]] = {}
+    for _, manifest in plain_datasets(storage, read_manifest(storage, folder), folder):
+        for shard in (*manifest.train, *manifest.validation):
+            if shard.is_external:
+                found.setdefault(shard.path, set()).add(f"{shard.begin} {shard.crc32c}")
+    return found
 
 
 def ref_of_source(source: MixedSource) -> DatasetRef:
