@@ -16,6 +16,7 @@ from typing import Any
 from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.column_streams import shared_features
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
 from tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
 from tasks.foundation.messages import message
@@ -162,7 +163,7 @@ def mixture_manifest(
         ),
         exhausted=spec.data.exhausted,
     )
-    features = manifests[0].features
+    features = shared_features([manifest.features for manifest in manifests])
     readings = {_reading_of(source, manifest.reading) for source, manifest in zip(sources, manifests, strict=True)}
     return DatasetManifest(
         digest=mixture.digest,
@@ -180,7 +181,7 @@ def mixture_manifest(
 def require_same_features(
     spec: RunSpec, one: int, features: Sequence[Feature], other: int, others: Sequence[Feature]
 ) -> None:
-    """Refuse two sources whose examples differ in structure, dtype or shape, or in the way that records hold them.
+    """Refuse two sources whose examples differ in structure, dtype or shape.
 
     Args:
         spec: the run file.
@@ -204,28 +205,12 @@ def require_same_features(
                 ],
             )
         )
-    if _by_name(features) != _by_name(others):
-        raise SourceError(
-            message(
-                f"data.sources: records of {names[one]} and {names[other]} hold their arrays in different ways",
-                details=[f"{names[one]}: {_encodings(features)}", f"{names[other]}: {_encodings(others)}"],
-                hints=["set options.copy: true for the sources tfrecord, so that Baton writes the records of all"],
-            )
-        )
 
 
 def _reading_of(source: SourceSpec, reading: Reading) -> Reading:
     """Return how a source was read; what the run file or a built-in source says to be examples is no batch."""
     known = ":" not in source.source or source.batched is not None
     return "rows" if known and reading == "examples" else reading
-
-
-def _by_name(features: Sequence[Feature]) -> dict[str, Feature]:
-    return {each.name: each for each in features}
-
-
-def _encodings(features: Sequence[Feature]) -> str:
-    return ", ".join(f"{each.name} as {each.encoding} {each.record_key!r}" for each in features)
 
 
 class _FirstExamples:

@@ -165,17 +165,15 @@ def test_records_that_stay_in_their_files_mix(coded: Workshop) -> None:
     assert all((x["i"] == y).all() and (x["v"][0, 0] == y).all() for x, y in found)
     validation = labels_on(coded, ref, "validation")
     assert sorted([*(int(y[0]) for _, y in found), *validation]) == list(range(20))
-    # Records in place and those that Baton writes hold the same arrays in different ways.
+    # Records in place, and those that Baton writes, which hold the same arrays in different ways.
     plain = {"source": "tfrecord", "options": {**PLAIN, "path": "one"}}
     coded.write("more.npz", {"x": np.ones((6, 2), np.float32), "y": np.arange(6)})
     npz = {"source": "npz", "options": {"path": "more.npz", "x": "x", "y": "y"}}
-    with pytest.raises(SourceError, match="hold their arrays in different ways") as refused:
-        prepare(coded, spec_of(plain, npz))
-    refused.match(r"data\.sources\[0\] tfrecord: x as float 'values', y as int64 'label'")
-    refused.match(r"data\.sources\[1\] npz: x as raw 'x', y as raw 'y'")
-    refused.match(r"set options\.copy: true")
-    copied = plain | {"options": plain["options"] | {"copy": True}}
-    assert prepare(coded, spec_of(copied, npz, validation_fraction=0.0)).train_examples == 18
+    ref = prepare(coded, spec_of(plain, npz, exhausted="drop", validation_fraction=0.0))
+    train = training_dataset(coded.storage, ref, seed=0, global_batch_size=1, window_shards=2, first_batch=0)
+    rows = [(x[0].tolist(), int(y[0])) for x, y in train.take(18).as_numpy_iterator()]
+    of_npz = [([1, 1], n) for n in range(6)]
+    assert sorted(rows) == sorted([*of_npz, *(([n, n / 2], n) for n in range(12))])
 
 
 @pytest.mark.parametrize(

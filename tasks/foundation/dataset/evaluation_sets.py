@@ -4,12 +4,21 @@ Training reads without end, see `read.py`; both read the same shards and decode 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.foundation.contracts.data_spec import SetName, SetRef
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.dataset.column_streams import (
+    RangeReader,
+    Rows,
+    has_columns,
+    plans_in_order,
+    rows_dataset,
+    together,
+)
 from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
 from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
 from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
@@ -44,8 +53,7 @@ def set_batches(
         DamagedDataset: as in `training_dataset`.
     """
     where, part = place_of_set(ref, on)
-    found = plain_datasets(storage, load_manifest(storage, where), where.folder)
-    dataset = _batches(storage, found, part, skip=0, batch_size=batch_size)
+    dataset = _batches(storage, where, part, skip=0, batch_size=batch_size)
     return _transformed(dataset, function, seed=seed, skip=0, batch_size=batch_size)
 
 
@@ -65,23 +73,30 @@ def set_remainder(
     remainder = examples % batch_size
     if not remainder:
         return None
-    found, skip = plain_datasets(storage, manifest, where.folder), examples - remainder
-    dataset = _batches(storage, found, part, skip=skip, batch_size=remainder)
+    skip = examples - remainder
+    dataset = _batches(storage, where, part, skip=skip, batch_size=remainder)
     return _transformed(dataset, function, seed=seed, skip=skip, batch_size=remainder)
 
 
-def _batches(
-    storage: Storage, datasets: Sequence[tuple[str, DatasetManifest]], part: Part, *, skip: int, batch_size: int
-) -> Any:
-    """Return batches of the examples of datasets with shards, one dataset after the other.
+def _batches(storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_size: int) -> Any:
+    """Return batches of the examples of a dataset; of a mixture, those of one dataset after the other.
 
     Args:
         storage: the storage root.
-        datasets: folder and manifest of each; all have the same features.
-        part: of each.
+        ref: the dataset.
+        part: of it.
         skip: examples to leave out at the begin.
         batch_size: examples per batch.
     """
+    whole = load_manifest(storage, ref)
+    datasets = plain_datasets(storage, whole, ref.folder)
+    if has_columns(manifest for _, manifest in datasets):
+        readers = [
+            RangeReader(storage=storage.at(folder), manifest=manifest, part=part, features=whole.features)
+            for folder, manifest in datasets
+        ]
+        rows = partial(_rows, readers, skip, batch_size)
+        return parsed(rows_dataset(rows, whole.features, batch_size), whole, batch_size)
     records, before = None, 0
     for folder, manifest in datasets:
         examples = _examples_of(manifest, part)
@@ -94,6 +109,18 @@ def _batches(
     if records is None:
         records = _records(storage.at(folder), manifest, part, skip=skip)
     return parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
+
+
+def _rows(readers: Sequence[RangeReader], skip: int, batch_size: int) -> Iterator[Rows]:
+    """Yield the same examples where they are read by columns."""
+
+    def pieces() -> Iterator[Rows]:
+        before = 0
+        for reader in readers:
+            yield from reader.pieces(plans_in_order(reader.shards, max(skip - before, 0)), batch_size)
+            before += sum(shard.examples for shard in reader.shards)
+
+    return together(pieces(), batch_size)
 
 
 def _transformed(batches: Any, function: SeededFunction | None, *, seed: int, skip: int, batch_size: int) -> Any:

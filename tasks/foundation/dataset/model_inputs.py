@@ -90,7 +90,8 @@ class Decoding:
     """How records become examples.
 
     Attributes:
-        batch: vector of records [n] -> (x,), (x, y) or (x, y, sample_weight), each [n, ...].
+        batch: vector of records [n], or what `shards.extract` returns of them -> (x,), (x, y) or
+            (x, y, sample_weight), each [n, ...].
         one_by_one: decoding is slow, so each example is decoded in its own parallel call.
     """
 
@@ -124,7 +125,9 @@ class Layout:
         return self.global_batch_size // self.hosts
 
     def of_host(self, values: Any) -> Any:
-        """Return the rows of this host from a tensor [chunk_batches * global_batch_size, ...], in order."""
+        """Return the rows of this host from a tensor [chunk_batches * global_batch_size, ...], or a dict, in order."""
+        if isinstance(values, dict):
+            return {name: self.of_host(each) for name, each in values.items()}
         below = values.shape[1:]
         rows = tf.reshape(values, [self.chunk_batches, self.hosts, self.per_host, *below])[:, self.host]
         return tf.reshape(rows, [self.chunk_batches * self.per_host, *below])
@@ -139,7 +142,8 @@ def transformed_training(
     rows afterwards.
 
     Args:
-        records: dataset of string vectors [chunk_batches * global_batch_size], without end.
+        records: dataset of string vectors [chunk_batches * global_batch_size], or of what `shards.extract` returns of
+            them, without end.
         functions: what to apply.
         decoding: how records become examples.
         layout: which examples the vectors hold.
@@ -151,7 +155,7 @@ def transformed_training(
     chunk = layout.chunk_batches * layout.global_batch_size
 
     def seeded(begin: Any, found: Any) -> tuple[Any, Any]:
-        found = tf.ensure_shape(found, [chunk])
+        found = tf.nest.map_structure(lambda each: tf.ensure_shape(each, [chunk, *each.shape[1:]]), found)
         seeds = example_seeds("transform", seed, begin, chunk)
         return (seeds, found) if functions.batch is not None else (layout.of_host(seeds), layout.of_host(found))
 
@@ -197,7 +201,7 @@ def _examples(pairs: Any, function: SeededFunction | None, decoding: Decoding) -
     if decoding.one_by_one:
 
         def decoded(own_seed: Any, record: Any) -> Parts:
-            batch = decoding.batch(record[tf.newaxis])
+            batch = decoding.batch(tf.nest.map_structure(lambda each: each[tf.newaxis], record))
             return apply(tuple(tf.nest.map_structure(lambda values: values[0], batch)), own_seed)
 
         return _mapped(pairs.unbatch(), decoded)

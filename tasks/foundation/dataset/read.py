@@ -16,6 +16,7 @@ files have.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,17 @@ import tensorflow as tf
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.contracts.run_spec import EpochLength
 from tasks.foundation.dataset import order
+from tasks.foundation.dataset.column_streams import Plan as ColumnPlan
+from tasks.foundation.dataset.column_streams import (
+    RangeReader,
+    Rows,
+    has_columns,
+    mixed,
+    plans_in_order,
+    rows_dataset,
+    together,
+)
+from tasks.foundation.dataset.columns import value_bytes
 from tasks.foundation.dataset.features import STRING, Array, unflatten, zeros
 from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part, ref_of_source
 from tasks.foundation.dataset.mixing import Mixing, source_seed
@@ -106,10 +118,7 @@ def planned_windows(folder: str, manifest: DatasetManifest, windows: Sequence[Wi
     """
     shards = [[manifest.train[shard] for shard in window.shards] for window in windows]
     if any(shard.is_external for each in shards for shard in each):
-        raise AcceleratorError(
-            f"{manifest.source}: its examples are parts of files outside the storage root, which another host cannot "
-            "read by itself; set data.options.copy: true"
-        )
+        raise _unreadable_elsewhere(manifest)
     parts = [part_of(manifest, each, "train") for each in shards]
     plans = (
         tf.ragged.constant([[f"{folder}/{shard.path}" for shard in each] for each in shards], tf.string),
@@ -121,6 +130,13 @@ def planned_windows(folder: str, manifest: DatasetManifest, windows: Sequence[Wi
         tf.constant([(window.skip, window.end) for window in windows], tf.int64),
     )
     return tf.data.Dataset.from_tensor_slices(plans)
+
+
+def _unreadable_elsewhere(manifest: DatasetManifest) -> AcceleratorError:
+    return AcceleratorError(
+        f"{manifest.source}: its examples are parts of files outside the storage root, which another host cannot "
+        "read by itself; set data.options.copy: true"
+    )
 
 
 def labels_with(labels: Iterator[Labels], records: int) -> Labels:
@@ -204,9 +220,11 @@ def decode_examples(storage: Storage, ref: DatasetRef) -> DecodedExamples:
     rows = _rows_of(storage, ref)
     values = {each.name: zeros((rows, *each.shape), each.dtype) for each in manifest.features}
     first_rows, row = [], 0
-    for folder, plain in plain_datasets(storage, manifest, ref.folder):
+    plains = plain_datasets(storage, manifest, ref.folder)
+    by_columns = has_columns(plain for _, plain in plains)
+    for folder, plain in plains:
         first_rows.append(row)
-        for decoded in _decoded(storage.at(folder), plain):
+        for decoded in _decoded(storage.at(folder), plain, manifest.features if by_columns else None):
             count = len(next(iter(decoded.values())))
             for name, array in decoded.items():
                 values[name][row : row + count] = array
@@ -230,18 +248,37 @@ def row_numbers(manifest: DatasetManifest, first_row: int) -> list[npt.NDArray[n
     return [np.arange(end - count, end, dtype=np.int64) for count, end in zip(counts, ends, strict=True)]
 
 
-def _decoded(at: Storage, manifest: DatasetManifest) -> Iterator[dict[str, Array]]:
-    """Yield the training examples of a dataset, some at a time, in the order of shards and records."""
-    of_images = has_images(manifest)
+def _decoded(
+    at: Storage, manifest: DatasetManifest, by_columns: tuple[Feature, ...] | None
+) -> Iterator[dict[str, Array]]:
+    """Yield the training examples of a dataset, some at a time, in the order of shards and records.
+
+    Args:
+        at: store rooted at the dataset's folder.
+        manifest: of the dataset, which has shards.
+        by_columns: the features as rows of columns have them; None: the dataset has records.
+    """
+    features = by_columns or manifest.features
+    of_images = any(each.encoding == "image" for each in features)
 
     def batch(records: Any) -> dict[str, Any]:
         if of_images:
             # One record at a time in parallel calls, because decoding an image is slow.
-            one = parse(tf.reshape(records, [1]), manifest.features)
+            one = parse(tf.nest.map_structure(lambda each: each[tf.newaxis], records), features)
             return {name: value[0] for name, value in one.items()}
-        return parse(records, manifest.features)
+        return parse(records, features)
 
     work = tf.autograph.experimental.do_not_convert(batch)
+    if by_columns is not None:
+        reader = RangeReader(storage=at, manifest=manifest, part="train", features=by_columns)
+        rows = rows_dataset(lambda: reader.pieces(plans_in_order(manifest.train), _DECODE_TOGETHER), by_columns, None)
+        if of_images:
+            rows = rows.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE).batch(_DECODE_TOGETHER)
+        else:
+            rows = rows.map(work, num_parallel_calls=tf.data.AUTOTUNE)
+        with original_read_errors():
+            yield from rows.as_numpy_iterator()
+        return
     plans = (([shard], shard) for shard in manifest.train)
     with VerifiedShards(at) as shards, original_read_errors():
         for paths, _, shard in shards.read_ahead(plans):
@@ -310,6 +347,8 @@ def training_records(
 ) -> Any:
     """Return a dataset of vectors [chunk]: the records of the training examples, strings, in order.
 
+    Where a dataset is read by columns, its elements are what `shards.extract` would return of such vectors.
+
     Args:
         storage: the storage root.
         ref: the prepared dataset.
@@ -319,6 +358,11 @@ def training_records(
         decoded: the examples in memory; then the vectors hold their rows, int64, in place of records.
         planned: what another host reads without Python; None: this process reads, without end.
     """
+    plains = plain_datasets(storage, manifest, ref.folder)
+    if decoded is None and has_columns(plain for _, plain in plains):
+        if planned is not None:
+            raise _unreadable_elsewhere(manifest)
+        return rows_dataset(lambda: _rows(storage, manifest, plains, start, chunk), manifest.features, chunk)
     if manifest.mixture is not None:
         return _mixed_records(storage, manifest, start, decoded, planned).batch(chunk, drop_remainder=True)
     if decoded is not None:
@@ -403,6 +447,7 @@ def _mixed_records(
     if mixture is None or start.epoch_examples is None:
         raise ValueError("not a mixture, or its epoch is not known")
     mixing = Mixing.of(mixture, seed=start.seed, epoch_examples=start.epoch_examples)
+    starts = _starts(mixing, start)
     of_sources: list[PlannedRecords | None] = [None] * len(mixture.sources)
     if planned is None:
         chosen = _items(lambda: (found for found, _ in mixing.labels_from(start.first_example)), np.int64)
@@ -413,15 +458,7 @@ def _mixed_records(
         counts = np.bincount(labels, minlength=len(mixture.sources)).tolist()
         of_sources = [PlannedRecords(root=planned.root, records=count) for count in counts]
     streams = []
-    for number, (source, first) in enumerate(
-        zip(mixture.sources, mixing.taken_before(start.first_example), strict=True)
-    ):
-        own = StreamStart(
-            seed=source_seed(start.seed, number),
-            window_shards=start.window_shards,
-            first_example=first,
-            shuffle=start.shuffle,
-        )
+    for number, (source, own) in enumerate(zip(mixture.sources, starts, strict=True)):
         plain = load_manifest(storage, ref_of_source(source))
         if decoded is None:
             streams.append(_windows_of_records(storage, source.folder, plain, own, of_sources[number]).unbatch())
@@ -431,6 +468,51 @@ def _mixed_records(
     if not mixing.leaves_out:
         return records
     return tf.data.Dataset.zip(records, kept).filter(lambda _, keep: keep).map(lambda record, _: record)
+
+
+def _starts(mixing: Mixing, start: StreamStart) -> list[StreamStart]:
+    """Return where the stream of each source of a mixture begins."""
+    return [
+        StreamStart(
+            seed=source_seed(start.seed, number),
+            window_shards=start.window_shards,
+            first_example=first,
+            shuffle=start.shuffle,
+        )
+        for number, first in enumerate(mixing.taken_before(start.first_example))
+    ]
+
+
+def _rows(
+    storage: Storage,
+    manifest: DatasetManifest,
+    plains: Sequence[tuple[str, DatasetManifest]],
+    start: StreamStart,
+    chunk: int,
+) -> Iterator[Rows]:
+    """Yield the training examples of datasets that are read by columns, `chunk` at a time, without end."""
+    mixing, starts = None, [start]
+    if manifest.mixture is not None and start.epoch_examples is not None:
+        mixing = Mixing.of(manifest.mixture, seed=start.seed, epoch_examples=start.epoch_examples)
+        starts = _starts(mixing, start)
+    streams = [
+        RangeReader(storage=storage.at(folder), manifest=plain, part="train", features=manifest.features).pieces(
+            _row_plans(plain, own), chunk
+        )
+        for (folder, plain), own in zip(plains, starts, strict=True)
+    ]
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.callback(stream.close)
+        pieces = streams[0] if mixing is None else mixed(streams, mixing.labels_from(start.first_example), chunk)
+        yield from together(pieces, chunk)
+
+
+def _row_plans(manifest: DatasetManifest, start: StreamStart) -> Iterator[ColumnPlan]:
+    for window in _windows(manifest, start):
+        with tf.device("/CPU:0"):
+            chosen = start.indices(window.examples, window.seed).numpy()
+        yield [manifest.train[shard] for shard in window.shards], chosen[window.skip : window.end]
 
 
 def _items(vectors: Callable[[], Iterator[Any]], dtype: Any) -> Any:
@@ -543,5 +625,7 @@ def _examples_to_parse(storage: Storage, ref: DatasetRef, manifest: DatasetManif
         return 1  # decoded images are much larger than their records
     found = [plain for _, plain in plain_datasets(storage, manifest, ref.folder)]
     in_window = sum(min(plain.train[0].examples * window_shards, plain.train_examples) for plain in found)
+    if has_columns(found):  # the bytes in the files say little of the arrays
+        return min(_PARSE_EXAMPLES, max(1, _PARSE_BYTES // max(1, value_bytes(manifest.features))), in_window)
     of_size = min(_PARSE_BYTES * plain.train[0].records_held // plain.train[0].size for plain in found)
     return min(_PARSE_EXAMPLES, of_size, in_window)

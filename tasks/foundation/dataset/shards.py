@@ -9,10 +9,12 @@ Shards are compared with the manifest, and remote ones are downloaded ahead. Ten
 of its pipeline and wraps what that raises in an error of its own; `original_read_errors` gives Baton's error back.
 """
 
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +32,7 @@ from tasks.foundation.dataset.manifest import Part, positions_of_part
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
 from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
-from tasks.foundation.storage.transfers import checksum_file, damage_of
+from tasks.foundation.storage.transfers import checksum_bytes, checksum_file, damage_of
 
 # `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
@@ -43,6 +45,7 @@ Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, tuple[int, int]]
 # errors are kept here, one list for the process.
 _KEPT: deque[BatonError] = deque(maxlen=16)
 _T = TypeVar("_T")
+_FRAME = struct.Struct("<QI")  # the length of a record, and its checksum
 # Files that this process has verified: path -> (size and checksum, modification time). Shared by all readers of the
 # process, so that each epoch does not read every file twice.
 _VERIFIED: dict[Path, tuple[str, int]] = {}
@@ -100,13 +103,13 @@ def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
     """Parse a vector of records into batched tensors.
 
     Args:
-        records: string tensor [n]; a static n gives static shapes.
+        records: string tensor [n], or what `extract` returns of them; a static n gives static shapes.
         features: the features of the records.
 
     Returns:
         Name -> tensor [n, *feature.shape] of the feature's dtype.
     """
-    found = extract(records, features)
+    found = records if isinstance(records, dict) else extract(records, features)
     return {feature.name: decode(found[feature.name], feature) for feature in features}
 
 
@@ -189,14 +192,16 @@ def records_in(paths: Any) -> Any:
 
 
 def parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
-    """Convert vectors of records to batches of examples, both of length `batch_size`."""
+    """Convert vectors of records, or of what `extract` returns of them, to batches of examples, all of `batch_size`."""
     together = 1 if has_images(manifest) else batch_size
 
     def batch(records: Any) -> tuple[Any, ...]:
-        return unflatten(parse(tf.ensure_shape(records, [together]), manifest.features))
+        fixed = tf.nest.map_structure(lambda each: tf.ensure_shape(each, [together, *each.shape[1:]]), records)
+        return unflatten(parse(fixed, manifest.features))
 
     def squeezed(record: Any) -> tuple[Any, ...]:
-        return tuple(tf.nest.map_structure(lambda values: values[0], batch(record[tf.newaxis])))
+        one = tf.nest.map_structure(lambda each: each[tf.newaxis], record)
+        return tuple(tf.nest.map_structure(lambda values: values[0], batch(one)))
 
     # The functions are plain Python; AutoGraph cannot convert them correctly.
     if together == batch_size:
@@ -340,14 +345,7 @@ class VerifiedShards:
         # A range at offset 0 is a complete file only if the sizes agree.
         if file is not None and not record.begin and (not record.is_external or file.stat().st_size == record.size):
             return file
-        return FileRange(
-            address=f"{storage.uri}/{name}",
-            begin=record.begin,
-            size=record.size,
-            crc32c=record.crc32c,
-            fetch=partial(_fetch, storage, name, record),
-            transfers=storage.transfers,
-        )
+        return _file_range(storage, name, record)
 
     def _local_files(self, ranges: tuple[FileRange, ...], upcoming: Sequence[Sequence[ShardRecord]]) -> list[Path]:
         """Return the local files of ranges; ranges of the next plans are requested meanwhile."""
@@ -384,6 +382,110 @@ class VerifiedShards:
             if pin is None:
                 return  # later plans must not take the room
             self._ahead[ranges] = pin
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBytes:
+    """Where the bytes of a range are on this machine."""
+
+    file: Path
+    begin: int
+    record: ShardRecord
+
+    def read_verified(self) -> bytes:
+        """Return the bytes, compared with the manifest.
+
+        Raises:
+            DamagedDataset: they differ from the manifest, or the file is gone.
+        """
+        where = self.record.path if self.record.is_external else str(self.file)
+        try:
+            with self.file.open("rb") as opened:
+                opened.seek(self.begin)
+                data = opened.read(self.record.size)
+        except FileNotFoundError as fault:
+            raise _missing(where, self.record) from fault
+        except OSError as fault:
+            raise StorageError(f"{where}: cannot be read: {fault.strerror}; check the disk, and run again") from fault
+        found = checksum_bytes(data)
+        if not _agrees(found, self.record):
+            raise DamagedDataset(
+                f"{where} has other bytes than when the dataset was prepared: {found.size} bytes from byte "
+                f"{self.record.begin} on have crc32c {found.crc32c}, the manifest says {self.record.size} and "
+                f"{self.record.crc32c}; {_remedy(self.record)}"
+            )
+        return data
+
+
+def framed(data: memoryview) -> list[bytes]:
+    """Return the records of a TFRecord file whose bytes are verified."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        begin = at + _FRAME.size
+        end = begin + _FRAME.unpack_from(data, at)[0]
+        found.append(bytes(data[begin:end]))
+        at = end + 4
+    return found
+
+
+@contextmanager
+def fetched(storage: Storage, records: Sequence[ShardRecord]) -> Iterator[list[tuple[LocalBytes, LocalBytes | None]]]:
+    """Fetch the ranges of one window, with their heads; they stay on this machine within the context.
+
+    Args:
+        storage: store rooted at the dataset's folder.
+        records: the ranges.
+
+    Returns:
+        For each range where its bytes are, and those of its head if it has one. Read them with `read_verified`.
+
+    Raises:
+        DamagedDataset: a file is missing, or differs from the manifest.
+        StorageError: the store failed, or the ranges do not fit.
+    """
+    wanted = [part for record in records for part in (record, _head(record)) if part is not None]
+    places: dict[int, LocalBytes] = {}
+    ranges: dict[int, FileRange] = {}
+    for index, record in enumerate(wanted):
+        store, name = locate_shard(storage, record)
+        try:
+            file = store.local_path(name)
+        except FileMissing as fault:
+            raise _missing(f"{store.uri}/{name}", record) from fault
+        if file is None:
+            ranges[index] = _file_range(store, name, record)
+        else:
+            places[index] = LocalBytes(file, record.begin, record)
+    pin = shared_cache().pin(tuple(ranges.values())) if ranges else None
+    try:
+        for index, file in zip(ranges, [] if pin is None else pin.files(), strict=True):
+            places[index] = LocalBytes(file, 0, wanted[index])
+        found = iter(places[index] for index in range(len(wanted)))
+        yield [(next(found), None if _head(record) is None else next(found)) for record in records]
+    finally:
+        if pin is not None:
+            pin.release()
+
+
+def _head(record: ShardRecord) -> ShardRecord | None:
+    """Return the head of a range as if it were a range itself; None if it has none."""
+    layout = record.layout
+    if layout is None or not layout.head_size:
+        return None
+    place = {"begin": layout.head_begin, "size": layout.head_size, "crc32c": layout.head_crc32c}
+    return record.model_copy(update={**place, "layout": None})
+
+
+def _file_range(storage: Storage, name: str, record: ShardRecord) -> FileRange:
+    return FileRange(
+        address=f"{storage.uri}/{name}",
+        begin=record.begin,
+        size=record.size,
+        crc32c=record.crc32c,
+        fetch=partial(_fetch, storage, name, record),
+        transfers=storage.transfers,
+    )
 
 
 def verify(file: Path, record: ShardRecord, *, where: str) -> None:

@@ -1,0 +1,273 @@
+"""Streams of examples from ranges that readers of columns read, see `columns.py`: the same order as that of records.
+
+A window's ranges are read, compared with the manifest's checksums and decoded in threads, while the window before is in
+use; so memory holds two windows. The bytes that are decoded are the bytes that were compared. Local files are read
+where they are; ranges of remote ones come through the cache of the process.
+
+The datasets of a mixture may have different forms. Each gives rows as the features of the mixture say.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
+from tasks.foundation.dataset.columns import read_columns
+from tasks.foundation.dataset.features import STRING, Array
+from tasks.foundation.dataset.manifest import Part, positions_of_part
+from tasks.foundation.dataset.shards import LocalBytes, decode, extract, fetched, framed, remember_read_errors
+from tasks.foundation.storage.interface import Storage
+
+# By feature, [rows, …], as `shards.extract` returns them.
+Rows = dict[str, Array]
+# Ranges that are read together, and which examples of the part among them are taken, in order.
+Plan = tuple[Sequence[ShardRecord], npt.NDArray[np.int64]]
+_WORKERS = min(os.cpu_count() or 1, 8)
+# What `shards.extract` returns for an encoding; the others have the feature's own dtype.
+_DTYPES = {"raw": STRING, "image": STRING, "text": STRING, "int64": "int64", "float": "float32"}
+
+
+def plans_in_order(shards: Iterable[ShardRecord], skip: int = 0) -> Iterator[Plan]:
+    """Yield the examples of a part, one range after the other, without the first `skip`."""
+    for shard in shards:
+        if skip < shard.examples:
+            yield [shard], np.arange(skip, shard.examples)
+        skip = max(skip - shard.examples, 0)
+
+
+def has_columns(manifests: Iterable[DatasetManifest]) -> bool:
+    """Whether the examples of these datasets with shards are read by columns: files that are no TFRecord files.
+
+    So are records that hold their arrays in different ways.
+    """
+    found = list(manifests)
+    return len({frozenset(manifest.features) for manifest in found}) > 1 or any(
+        shard.layout for manifest in found for shard in (*manifest.train, *manifest.validation)
+    )
+
+
+def shared_features(of_sources: Sequence[Sequence[Feature]]) -> tuple[Feature, ...]:
+    """Return the features of a mixture, whose sources may hold the same arrays in different ways.
+
+    Args:
+        of_sources: the features of each source; names, dtypes and shapes are the same.
+    """
+    by_name = [{each.name: each for each in features} for features in of_sources]
+
+    def shared(feature: Feature) -> Feature:
+        all_of = [features[feature.name] for features in by_name]
+        if all(each == feature for each in all_of):
+            return feature
+        kept = feature.encoding in {"image", "text"} and all(each.encoding == feature.encoding for each in all_of)
+        return Feature(
+            name=feature.name, dtype=feature.dtype, shape=feature.shape, encoding=feature.encoding if kept else "array"
+        )
+
+    return tuple(map(shared, of_sources[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeReader:
+    """Reads the ranges of a dataset.
+
+    Attributes:
+        storage: store rooted at the dataset's folder.
+        manifest: of the dataset, which has shards.
+        part: whose examples are read.
+        features: as the rows have them: those of the dataset, or of the mixture that names it.
+    """
+
+    storage: Storage
+    manifest: DatasetManifest
+    part: Part
+    features: tuple[Feature, ...]
+
+    @property
+    def shards(self) -> tuple[ShardRecord, ...]:
+        """The ranges that have examples of the part."""
+        return self.manifest.validation if self.part == "validation" else self.manifest.train
+
+    def pieces(self, plans: Iterable[Plan], most: int) -> Generator[Rows, None, None]:
+        """Yield the examples of all plans, at most `most` at a time.
+
+        Raises:
+            DamagedDataset: a range differs from the manifest.
+            StorageError: the store failed.
+        """
+        with closing(self._windows(iter(plans))) as windows:
+            for rows, chosen in windows:
+                for begin in range(0, len(chosen), most):
+                    yield _taken(rows, chosen[begin : begin + most])
+
+    def _windows(self, plans: Iterator[Plan]) -> Generator[tuple[Rows, npt.NDArray[np.int64]], None, None]:
+        """Yield the rows of each plan; those of the next one are read meanwhile."""
+        pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="baton-columns")
+        try:
+            ahead = self._ahead(plans, pool)
+            while ahead is not None:
+                chosen, reading = ahead
+                with remember_read_errors():
+                    rows = reading.result()
+                ahead = reading = None  # type: ignore[assignment] # frees the rows before the next are read
+                ahead = self._ahead(plans, pool)
+                yield rows, chosen
+                del rows
+        finally:
+            # Do not wait: what is read ahead is not needed, and the store may be unreachable.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ahead(
+        self, plans: Iterator[Plan], pool: ThreadPoolExecutor
+    ) -> "tuple[npt.NDArray[np.int64], Future[Rows]] | None":
+        plan = next(plans, None)
+        if plan is None:
+            return None
+        records, chosen = plan
+        return chosen, _in_thread(partial(self._read, records, pool))
+
+    def _read(self, records: Sequence[ShardRecord], pool: ThreadPoolExecutor) -> Rows:
+        """Return the part's examples of ranges, in their order."""
+        with fetched(self.storage, records) as places:
+            if len(places) == 1:
+                return self._read_range(*places[0])
+            ends = np.cumsum([record.examples for record in records])
+            rows = {each.name: np.empty((int(ends[-1]), *_shape(each)), _numpy_dtype(each)) for each in self.features}
+
+            def fill(place: tuple[LocalBytes, LocalBytes | None], end: int) -> None:
+                for name, values in self._read_range(*place).items():
+                    rows[name][end - len(values) : end] = values
+
+            for done in [pool.submit(fill, place, int(end)) for place, end in zip(places, ends, strict=True)]:
+                done.result()
+            return rows
+
+    def _read_range(self, place: LocalBytes, head: LocalBytes | None) -> Rows:
+        record, own = place.record, self.manifest.features
+        body = memoryview(place.read_verified())
+        if record.layout is None:
+            with tf.device("/CPU:0"):
+                rows = {name: values.numpy() for name, values in extract(tf.constant(framed(body)), own).items()}
+        else:
+            rows = read_columns(body, memoryview(b"" if head is None else head.read_verified()), record, own)
+        if self.manifest.held_out is not None:
+            chosen = positions_of_part(self.part, self.manifest.held_out, [record])
+            rows = _taken(rows, chosen)
+        if own == self.features:
+            return rows
+        of_own = {each.name: each for each in own}
+        return {each.name: _as(each, rows[each.name], of_own[each.name]) for each in self.features}
+
+
+def _taken(rows: Rows, chosen: npt.NDArray[np.int64]) -> Rows:
+    return {name: values.take(chosen, axis=0) for name, values in rows.items()}
+
+
+def _as(wanted: Feature, values: Array, own: Feature) -> Array:
+    """Return what `extract` gives of a feature in the encoding that the mixture has it in."""
+    if own.encoding == wanted.encoding or own.encoding in {"array", "text"}:
+        return values
+    with tf.device("/CPU:0"):
+        decoded: Array = decode(tf.constant(values), own).numpy()
+    return decoded
+
+
+def _in_thread(work: Callable[[], Rows]) -> "Future[Rows]":
+    """Run `work` in a thread that does not keep the process from ending."""
+    future: Future[Rows] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as fault:  # noqa: BLE001 - raised in the thread that needs the rows
+            future.set_exception(fault)
+
+    threading.Thread(target=run, name="baton-window", daemon=True).start()
+    return future
+
+
+def together(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
+    """Yield the rows of pieces, `size` at a time; the remainder is left out."""
+    held: list[Rows] = []
+    missing = size
+    for piece in pieces:
+        begin, count = 0, _length(piece)
+        while begin < count:
+            part = {name: values[begin : begin + missing] for name, values in piece.items()}
+            begin, missing = begin + _length(part), missing - _length(part)
+            held.append(part)
+            if not missing:
+                yield _joined(held)
+                held, missing = [], size
+
+
+def mixed(
+    sources: Sequence[Iterator[Rows]], labels: Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]], most: int
+) -> Iterator[Rows]:
+    """Yield the rows of several streams in the order of a mixture.
+
+    Args:
+        sources: the pieces of each source's own stream, without end.
+        labels: the source of each position, and whether it is kept, see `Mixing.labels_from`.
+        most: positions in a piece, at most.
+    """
+    held = [_Held(source) for source in sources]
+    for all_labels, all_kept in labels:
+        for begin in range(0, len(all_labels), most):
+            chosen, kept = all_labels[begin : begin + most], all_kept[begin : begin + most]
+            parts = [part for number, each in enumerate(held) for part in each.take(int((chosen == number).sum()))]
+            # Rows of all sources, one source after the other; a stable sort says where each position's row is.
+            order = np.empty(len(chosen), np.int64)
+            order[np.argsort(chosen, kind="stable")] = np.arange(len(chosen))
+            yield _taken(_joined(parts), order[kept])
+
+
+class _Held:
+    """Gives the next rows of a stream, as many as are asked for."""
+
+    def __init__(self, pieces: Iterator[Rows]) -> None:
+        self._pieces = pieces
+        self._rest: Rows = {}
+
+    def take(self, count: int) -> list[Rows]:
+        found: list[Rows] = []
+        while count:
+            if not self._rest or not _length(self._rest):
+                self._rest = next(self._pieces)
+            found.append({name: values[:count] for name, values in self._rest.items()})
+            self._rest = {name: values[count:] for name, values in self._rest.items()}
+            count -= _length(found[-1])
+        return found
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _length(rows: Rows) -> int:
+    return len(next(iter(rows.values())))
+
+
+def rows_dataset(rows: Callable[[], Iterator[Rows]], features: Sequence[Feature], size: int | None) -> Any:
+    """Return a dataset of rows, `size` in each element (None: any number), as `shards.extract` returns them."""
+    signature = {
+        each.name: tf.TensorSpec([size, *_shape(each)], _DTYPES.get(each.encoding, each.dtype)) for each in features
+    }
+    return tf.data.Dataset.from_generator(rows, output_signature=signature)
+
+
+def _shape(feature: Feature) -> tuple[int, ...]:
+    return () if feature.encoding in {"raw", "image"} else feature.shape
+
+
+def _numpy_dtype(feature: Feature) -> Any:
+    dtype = _DTYPES.get(feature.encoding, feature.dtype)
+    return object if dtype == STRING else dtype
