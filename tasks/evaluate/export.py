@@ -59,6 +59,7 @@ from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.build import lengths_asked_for
 from tasks.foundation.model.model_identity import model_identity
+from tasks.foundation.model.variables import named_layers
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.user_code import keep_keras_config, load_function
@@ -391,7 +392,7 @@ def export(
         else:
             _write(model, form, path, reference=run.spec.model.build)
         loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
-        missed = tuple(_untracked(model, str(path / PREFIX))) if form == "checkpoint" else ()
+        doubts = tuple(_untracked(model, str(path / PREFIX)) if form == "checkpoint" else _merged(model, form))
         facts = {
             "run": run.spec.run,
             "step": ref.step,
@@ -405,11 +406,11 @@ def export(
         serving_path(form, path).write_bytes(serving_json(facts, taken, compared, metrics))
     written = target / _INSIDE[form] if form in _INSIDE else target
     if loading is not None:
-        lines, warnings = loading.lines(written, here=Path.cwd()), tuple(loading.warnings())
+        lines, warnings = loading.lines(written, here=Path.cwd()), (*doubts, *loading.warnings())
     elif form in RUNTIMES:
         lines, warnings = load_lines(form, written, inputs.values()), ()
     else:
-        lines, warnings = (_CALLS[form].format(path=str(written)),), missed
+        lines, warnings = (_CALLS[form].format(path=str(written)),), doubts
     serving = serving_path(form, target)
     return Exported(path=written, serving=serving, compared=compared, warnings=warnings, load_with=lines)
 
@@ -469,4 +470,18 @@ def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:
         yield (
             f"{listed(weights)}: not in the checkpoint, because tf.train.Checkpoint does not find them in this model; "
             "use --format keras or weights"
+        )
+
+
+def _merged(model: keras.Model, form: str) -> Iterator[str]:
+    """A warning about quantized layers with LoRA: Keras saves the sum of kernel and adapters, rounded once more."""
+    names = [
+        path
+        for path, layer in named_layers(model)
+        if getattr(layer, "lora_enabled", False) and getattr(layer, "quantization_mode", None)
+    ]
+    if form in {"keras", "weights"} and names:
+        yield (
+            f"{listed(names)}: Keras merges the adapters into the quantized kernels, which rounds them, so predictions "
+            "differ a little; --format saved_model keeps them apart"
         )

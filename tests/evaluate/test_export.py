@@ -253,6 +253,27 @@ def test_variables_missing_in_a_tf_checkpoint_are_named(lab: Lab, capsys: pytest
 
 
 @pytest.mark.slow
+def test_adapters_that_keras_rounds_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = """
+    def build():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, name="hidden"), keras.layers.Dense(3)])
+        model.layers[0].quantize("int8")
+        model.layers[0].enable_lora(2)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+    """
+    quantized = lab_of(tmp_path, model)
+    quantized.train_and_commit(spec_of("build"), 3)
+    file, home = run_file_of(quantized, "run.yaml"), f"{quantized.root}/storage/build"
+    for name, words in {"out.keras": "warning: hidden: Keras merges the adapters", "out.saved": ""}.items():
+        format_of = ["--format", "saved_model"] if name == "out.saved" else []
+        assert main(["export", home, "--run-file", str(file), "--to", str(tmp_path / name), *format_of]) == 0
+        warning = capsys.readouterr().err
+        assert words in warning
+        assert bool(words) == ("warning" in warning)
+
+
+@pytest.mark.slow
 def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Runs without Baton, in another folder than the user's code."""
     options = {"kind": "Tripled", "activation": "bent"}

@@ -1,4 +1,4 @@
-"""BERT of KerasHub with random weights: its backbone is frozen but for low-rank adapters."""
+"""BERT of KerasHub with random weights: low-rank adapters train on a backbone of int8."""
 
 import keras
 import keras_hub
@@ -15,6 +15,7 @@ def build_model(rank=2):
         intermediate_dim=32,
         max_sequence_length=LENGTH + 2,
     )
+    backbone.quantize("int8")
     backbone.enable_lora(rank)
     model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, dropout=0.1)
     model.compile(
