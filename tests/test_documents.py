@@ -26,6 +26,7 @@ FOR_USERS = [
     "flows/homes.md",
     "flows/troubleshooting.md",
     "tasks/README.md",
+    "tasks/prepare_data/README.md",
     "deploy/README.md",
     "deploy/containers.md",
     "deploy/google-cloud.md",

@@ -113,9 +113,13 @@ def _with_comment(line: str, comment: str) -> str:
 
 
 def _run_name(path: str) -> str:
-    last = re.split(r"[*?\[]", PurePosixPath(path).name)[0].split(".")[0]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:_NAME_CHARACTERS]
-    return name if name and name != "datasets" else "first-run"
+    """Return a name for the run: the last part of the path that begins with a letter, as mnist of mnist/3.0.1."""
+    for part in reversed(PurePosixPath(path).parts):
+        last = re.split(r"[*?\[]", part)[0].split(".")[0]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:_NAME_CHARACTERS]
+        if name[:1].isalpha() and name != "datasets" and yaml.safe_load(name) == name:
+            return name
+    return "first-run"
 
 
 def model_text(found: Found) -> str:

@@ -124,30 +124,21 @@ def _seen(found: "Found", path: str) -> dict[str, Any]:
 def _say_seen(out: Output, seen: Mapping[str, Any]) -> None:
     more = "" if seen["counted"] else " or more; these were read"
     sets = "".join(f", and a {name} set" for name in seen["sets"])
-    out.facts(
-        [
-            ("data", f"{seen['path']}, read by the source {seen['source']}"),
-            ("examples", f"{seen['examples']:,}{more}{sets}"),
-        ]
-    )
-    out.table(
-        [
-            (
-                "column",
-                each["name"],
-                each["type"],
-                "" if each["nulls"] is None else counted(each["nulls"], "null"),
-                each["use"],
-            )
-            for each in seen["columns"]
-        ]
-    )
-    out.facts(
-        [
-            *((each["name"], f"{each['dtype']}{each['shape']}") for each in seen["features"]),
-            ("labels", _labels(seen)),
-        ]
-    )
+    facts = [
+        ("data", f"{seen['path']}, read by the source {seen['source']}"),
+        ("examples", f"{seen['examples']:,}{more}{sets}"),
+        *((each["name"], f"{each['dtype']}{each['shape']}") for each in seen["features"]),
+        ("labels", _labels(seen)),
+    ]
+    columns = [
+        (each["name"], each["type"], "" if each["nulls"] is None else counted(each["nulls"], "null"), each["use"])
+        for each in seen["columns"]
+    ]
+    widest = max(len(name) for name, _ in facts)
+    facts = [(name.ljust(widest), text) for name, text in facts]
+    out.facts(facts[:2])
+    out.table([("column".ljust(widest), *column) for column in columns])
+    out.facts(facts[2:])
 
 
 def _labels(seen: Mapping[str, Any]) -> str:

@@ -24,10 +24,14 @@ from tasks.prepare_data.sources.npz_arrays import arrays_of
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import Source, suggestion
 from tasks.prepare_data.sources.source_files import SourceFile, find_files
+from tasks.prepare_data.sources.tfds_folders import describe_folder
 from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_of_record, first_record, record_position
 
 X, Y = "x", "y"
-_SECONDS = 3.0
+# Reading ends after both.
+_SECONDS, _EXAMPLES = 3.0, 1000
+_NOT_CHOSEN = "left out: add it to x"
+_UNKNOWN_SIZE = [224, 224]  # of images that differ in size, and are not looked at
 _IMAGES = 32  # are decoded to choose a size
 # Names that a label usually has; of `image/class/label`, the last part counts.
 _LABELS = ("y", "label", "labels", "target", "targets", "class", "category", "species")
@@ -125,7 +129,10 @@ def look(path: str, base: Path, label: str | None = None) -> Found:
     except SourceError as fault:
         raise SourceError(str(fault).replace("data.options.path", "--data")) from fault
     form = _form_of(path, files)
-    plan = _with_sets(path, files, lambda at, some: _FORMS[form](at, some, label))
+    if form in _WITH_SPLITS:
+        plan = _FORMS[form](path, files, label)
+    else:
+        plan = _with_sets(path, files, lambda at, some: _FORMS[form](at, some, label))
     data = DataSpec(source=plan.source, options=plan.options)
     return _read(plan, data, base)
 
@@ -134,6 +141,9 @@ def _is_hidden(relative: str) -> bool:
     return any(part.startswith((".", "_")) for part in relative.split("/"))
 
 
+# Files that describe a dataset with splits -> its form.
+_DESCRIBED = {"features.json": "tfds"}
+_WITH_SPLITS = frozenset(_DESCRIBED.values())
 _SUFFIXES = {
     ".npz": "npz",
     ".jpg": "images",
@@ -153,12 +163,16 @@ def _form_of(path: str, files: Sequence[SourceFile]) -> str:
     Raises:
         InvalidInput: no source reads them.
     """
+    names = {file.name for file in files}
+    described = next((form for name, form in _DESCRIBED.items() if name in names), None)
+    if described is not None:
+        return described
     forms = Counter(form for file in files if (form := _form_of_name(file.name)))
     if not forms:
-        names = listed([file.name for file in files[:3]]) or "hidden files"
+        some = listed([file.name for file in files[:3]]) or "hidden files"
         raise InvalidInput(
             message(
-                f"--data {path}: it has {names}, which no source reads",
+                f"--data {path}: it has {some}, which no source reads",
                 hints=[
                     f"name files, or a folder of files, that end with {', '.join(_SUFFIXES)}",
                     "or read them yourself, in data.py:load: baton init writes one to change",
@@ -249,6 +263,41 @@ def _text(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     )
 
 
+def _tfds(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    known, supervised, splits = describe_folder(path, files, None)
+    sized, *_ = describe_folder(path, files, _UNKNOWN_SIZE)
+    features = {key: each for key, each in [*sized.items(), *known.items()] if isinstance(each, Feature)}
+    options: dict[str, Any] = {"path": path}
+    if label is None and len(supervised) > 1 and set(supervised) <= features.keys():
+        uses = {supervised[0]: X, supervised[1]: Y}  # the source's own choice
+    else:
+        uses = _uses({key: _kind(each) for key, each in features.items()}, label)
+        options |= _parts(uses)
+    if any(isinstance(known[key], str) for key in uses):
+        options["size"] = _UNKNOWN_SIZE
+    columns = [
+        Column(
+            name=key,
+            type=_type(features[key]) if key in features else "",
+            use=uses.get(key, _NOT_CHOSEN) if key in features else f"left out: it {each}",
+        )
+        for key, each in known.items()
+    ]
+    return _of_splits("tfds", options, columns, splits)
+
+
+def _of_splits(source: str, options: Mapping[str, Any], columns: Sequence[Column], splits: Sequence[str]) -> Plan:
+    """Return a plan that trains on the split for it, and evaluates on those for validation and test."""
+    named = {name: split for split in reversed(splits) for name, words in _SETS.items() if words.match(split)}
+    train = named.pop("train", splits[0] if splits else "train")
+    return Plan(
+        source=source,
+        options={**options, "split": train},
+        columns=tuple(columns),
+        sets={name: {**options, "split": split} for name, split in named.items() if split != train},
+    )
+
+
 def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     compressed = any(file.name.endswith(".gz") for file in files)
     file, record = first_record(files, path=path, compressed=compressed)
@@ -256,24 +305,22 @@ def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan
         described = features_of_record(record.data)
     except RecordMismatch as mismatch:
         raise SourceError(f"{record_position(file.uri, record)}: {mismatch.problem}") from mismatch
-    y = _label_of([name for name, spec in described.items() if spec is not None], label)
-    images = [name for name, spec in described.items() if spec is not None and spec.encoding == "image"]
-    uses = {
-        name: _use(name, y, images, problem=None if spec is not None else "neither numbers nor an image")
-        for name, spec in described.items()
-    }
-    used = {name: spec for name, spec in described.items() if spec is not None and uses[name] in {X, Y}}
-    options = {
-        "path": path,
-        "features": {name: spec.model_dump(exclude_defaults=True) for name, spec in used.items()},
-        X: _named([name for name in used if name != y]),
-        Y: y,
-        **({"copy": True} if compressed else {}),
-    }
+    specs = {name: spec for name, spec in described.items() if spec is not None}
+    uses = _uses({name: "image" if spec.encoding == "image" else "number" for name, spec in specs.items()}, label)
     columns = [
-        Column(name=name, type="bytes" if spec is None else f"{spec.encoding} {spec.dtype}{spec.shape}", use=uses[name])
+        Column(
+            name=name,
+            type="bytes" if spec is None else f"{'image ' * (spec.encoding == 'image')}{spec.dtype}{spec.shape}",
+            use="left out: neither numbers nor an image" if spec is None else uses.get(name, _NOT_CHOSEN),
+        )
         for name, spec in described.items()
     ]
+    options = {
+        "path": path,
+        "features": {name: specs[name].model_dump(exclude_defaults=True) for name in uses},
+        **_parts(uses),
+        **({"copy": True} if compressed else {}),
+    }
     return Plan(source="tfrecord", options=options, columns=tuple(columns))
 
 
@@ -281,6 +328,7 @@ _FORMS: dict[str, Callable[[str, Sequence[SourceFile], str | None], Plan]] = {
     "images": _images,
     "npz": _npz,
     "text": _text,
+    "tfds": _tfds,
     "tfrecord": _tfrecord,
 }
 
@@ -304,29 +352,46 @@ def _label_of(names: Sequence[str], label: str | None, *, short: Mapping[str, st
     return label
 
 
-def _use(name: str, y: str, images: Sequence[str], *, problem: str | None) -> str:
-    """Return what a column is used for: y, or x; with images, x is these alone."""
-    if name == y:
-        return Y
-    if problem is not None:
-        return f"left out: {problem}"
-    return X if not images or name in images else "left out: x is the image"
+def _uses(kinds: Mapping[str, str], label: str | None) -> dict[str, str]:
+    """Return what columns are for, x or y; those that are left out are missing.
+
+    Args:
+        kinds: image, number or text, by column. Images alone are x if there are some, else numbers, else texts.
+        label: as the user says.
+
+    Raises:
+        InvalidInput: see `_label_of`.
+    """
+    y = _label_of(list(kinds), label)
+    others = {name: kind for name, kind in kinds.items() if name != y}
+    chosen = next(kind for kind in ("image", "number", "text") if kind in others.values())
+    return {name: Y if name == y else X for name in kinds if name == y or others[name] == chosen}
 
 
-def _named(names: Sequence[str]) -> str | dict[str, str]:
-    """Return the columns for x: one alone, or each as an input of its own name."""
-    return names[0] if len(names) == 1 else {re.sub(r"\W", "_", name): name for name in names}
+def _parts(uses: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options x and y: one column alone, or each as an input of its own name."""
+    x = [name for name, use in uses.items() if use == X]
+    named = x[0] if len(x) == 1 else {re.sub(r"\W", "_", name): name for name in x}
+    return {X: named, Y: next(name for name, use in uses.items() if use == Y)}
+
+
+def _kind(feature: Feature) -> str:
+    return {"image": "image", "text": "text"}.get(feature.encoding, "number")
+
+
+def _type(feature: Feature) -> str:
+    return f"{'image ' * (feature.encoding == 'image')}{feature.dtype}{list(feature.shape)}"
 
 
 def _read(plan: Plan, data: DataSpec, base: Path) -> Found:
     """Read examples for a few seconds, each with the checks of a preparation."""
     source = open_source(data, base)
     checker = Checker(data)
-    ends = time.monotonic() + _SECONDS
+    began = time.monotonic()
     examples, is_whole = 0, True
     for count in _counts(source, checker):
         examples += count
-        if time.monotonic() > ends:
+        if examples >= _EXAMPLES and time.monotonic() - began > _SECONDS:
             is_whole = False
             break
     if not examples:

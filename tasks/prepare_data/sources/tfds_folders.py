@@ -109,6 +109,27 @@ def tfds(options: Mapping[str, Any], folder: Path) -> Source:
     )
 
 
+def describe_folder(
+    path: str, files: Sequence[SourceFile], size: Sequence[int] | None
+) -> tuple[dict[str, Feature | str], list[str], list[str]]:
+    """Return what a prepared folder says of itself: features by key, the supervised keys, and its splits.
+
+    A feature that cannot be read is the reason, with the remedy.
+
+    Args:
+        path: the folder, for messages.
+        files: the files in it.
+        size: (height, width) of its images; None: they have one.
+
+    Raises:
+        SourceError: TensorFlow Datasets did not prepare it, or it is damaged.
+    """
+    found = {file.relative: file for file in files}
+    info = _document(path, found, _INFO)
+    splits = [str(_at(each, "name")) for each in _list(info.get("splits"))]
+    return _features_of(path, found, size), _supervised_keys(info), splits
+
+
 def _prepared_folder(options: TfdsOptions, folder: Path) -> str:
     """Return the path of the prepared dataset; one with a name is prepared now if it is not there.
 
@@ -189,16 +210,22 @@ def _parts(
     """Return what x, y and sample_weight are: as the run file says, or else the dataset's supervised keys."""
     if options.x is not None:
         return {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
-    items = _at(info, "supervisedKeys", "tuple", "items")
-    found = [_at(item, "featureKey") for item in items] if isinstance(items, list) else []
-    keys = [key for key in found if isinstance(key, str)]
-    if len(keys) not in (2, 3) or len(keys) != len(found):
+    keys = _supervised_keys(info)
+    if len(keys) not in (2, 3):
         raise RunFileError(
             "data.options.x is missing, and the dataset does not say what its input is; available: "
             f"{', '.join(sorted(known))}"
         )
     weight = keys[2] if len(keys) == 3 else None  # noqa: PLR2004 - x, y, sample_weight
     return {"x": keys[0], "y": options.y or keys[1], "sample_weight": options.sample_weight or weight}
+
+
+def _supervised_keys(info: Mapping[str, Any]) -> list[str]:
+    """Return the keys of input, label and, if there are three, weight; [] if the dataset does not say them."""
+    items = _at(info, "supervisedKeys", "tuple", "items")
+    found = [_at(item, "featureKey") for item in items] if isinstance(items, list) else []
+    keys = [key for key in found if isinstance(key, str)]
+    return keys if len(keys) == len(found) else []
 
 
 def _at(value: object, *keys: str) -> object:

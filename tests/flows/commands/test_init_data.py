@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,56 +14,10 @@ from flows.commands.main import main
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.user_code import load_function
 from tests.support import forked
-from tests.support.tfrecords import feature, png
-
-RANDOM = np.random.default_rng(0)
-
-
-def measurements(folder: Path) -> str:
-    x = RANDOM.normal(size=(60, 4))
-    np.savez(folder / "flowers.npz", x=x, y=(x[:, 0] > 0).astype(int) + (x[:, 1] > 1))
-    return "flowers.npz"
-
-
-def prices(folder: Path) -> str:
-    np.savez(folder / "houses.npz", x=RANDOM.normal(size=(60, 3)), y=np.linspace(1e5, 9e5, 60))
-    return "houses.npz"
-
-
-def pictures(folder: Path) -> str:
-    """As the files of Keras's own datasets have them."""
-    parts = {"train": 20, "test": 10}
-    arrays = {f"x_{name}": np.zeros((many, 8, 8), np.uint8) for name, many in parts.items()}
-    np.savez(folder / "mnist.npz", **arrays, **{f"y_{name}": np.arange(many) % 10 for name, many in parts.items()})
-    return "mnist.npz"
-
-
-def photos(folder: Path) -> str:
-    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/2"):
-        file = folder / "pets" / f"{name}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(png(1, height=9 + int(name[-1]), width=16))
-    return "pets"
-
-
-def records(folder: Path) -> str:
-    import tensorflow as tf
-
-    with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
-        for number in range(12):
-            values = {"image/encoded": [png(number)], "image/class/label": [number % 3], "image/name": [b"n"]}
-            features = tf.train.Features(feature={name: feature(value) for name, value in values.items()})
-            writer.write(tf.train.Example(features=features).SerializeToString())
-    return "train.tfrecord"
-
-
-def book(folder: Path) -> str:
-    (folder / "book.txt").write_text("It was the best of times. " * 100)
-    return "book.txt"
-
+from tests.support.data_folders import Made, book, measurements, photos, pictures, prepared, prices, records
 
 # What is found of each: options of the run file, features, classes, and the shape of the model's outputs.
-FOUND: dict[Callable[[Path], str], tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]] = {
+FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]] = {
     measurements: ({"x": "x", "y": "y"}, ["x float32[4]", "y int64[]"], 3, (3,)),
     prices: ({"x": "x", "y": "y"}, ["x float32[3]", "y float32[]"], None, (1,)),
     pictures: ({"x": "x_train", "y": "y_train"}, ["x uint8[8, 8]", "y int64[]"], 10, (10,)),
@@ -82,6 +35,7 @@ FOUND: dict[Callable[[Path], str], tuple[dict[str, Any], list[str], int | None, 
         3,
         (3,),
     ),
+    prepared: ({"split": "train"}, ["x uint8[6, 5, 3]", "y int64[]"], 3, (3,)),
     book: ({"length": 64, "suffix": ".txt"}, ["x int32[64]", "y int32[64]"], None, (64, 256)),
 }
 
@@ -93,9 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("made", FOUND, ids=lambda made: made.__name__)
-def test_run_file_and_model_fit_the_data(
-    made: Callable[[Path], str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_file_and_model_fit_the_data(made: Made, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, features, classes, outputs = FOUND[made]
     path = made(folder)
     assert main(["init", "run", "--data", path, "--json"]) == 0

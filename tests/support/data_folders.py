@@ -1,0 +1,70 @@
+"""A file or a folder of every kind that a source reads; small, and always of the same content.
+
+Each function writes it into a folder, and returns its path there.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.checkout import CHECKOUT
+from tests.support.tfrecords import feature, png
+
+Made = Callable[[Path], str]
+
+
+def measurements(folder: Path) -> str:
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    np.savez(folder / "flowers.npz", x=x, y=(x[:, 0] > 0).astype(int) + (x[:, 1] > 1))
+    return "flowers.npz"
+
+
+def prices(folder: Path) -> str:
+    np.savez(folder / "houses.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.linspace(1e5, 9e5, 60))
+    return "houses.npz"
+
+
+def pictures(folder: Path) -> str:
+    """As the files of Keras's own datasets have them."""
+    parts = {"train": 20, "test": 10}
+    arrays = {f"x_{name}": np.zeros((many, 8, 8), np.uint8) for name, many in parts.items()}
+    np.savez(folder / "mnist.npz", **arrays, **{f"y_{name}": np.arange(many) % 10 for name, many in parts.items()})
+    return "mnist.npz"
+
+
+def photos(folder: Path) -> str:
+    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/2"):
+        file = folder / "pets" / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(1, height=9 + int(name[-1]), width=16))
+    return "pets"
+
+
+def records(folder: Path) -> str:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
+        for number in range(12):
+            values = {"image/encoded": [png(number)], "image/class/label": [number % 3], "image/name": [b"n"]}
+            features = tf.train.Features(feature={name: feature(value) for name, value in values.items()})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    return "train.tfrecord"
+
+
+def book(folder: Path) -> str:
+    (folder / "book.txt").write_text("It was the best of times. " * 100)
+    return "book.txt"
+
+
+def prepared(folder: Path) -> str:
+    """As TensorFlow Datasets prepares them; of the many features of these records, it describes three."""
+    shutil.copytree(CHECKOUT / "tests/prepare_data/sources/tfds/shapes", folder / "shapes")
+    file = folder / "shapes/1.0.0/features.json"
+    described = json.loads(file.read_text())
+    every = described["featuresDict"]["features"]
+    described["featuresDict"]["features"] = {name: every[name] for name in ("image", "label", "text")}
+    file.write_text(json.dumps(described))
+    return "shapes/1.0.0"
