@@ -184,7 +184,7 @@ _CHECK_ONLY = "a check of the examples; it changes none"
 
 
 TFDS_DATA_DIR: Final = "~/tensorflow_datasets"  # the default of TensorFlow Datasets
-_IN_PLACE = ("tfds", "tfrecord")
+_IN_PLACE = ("tar", "tfds", "tfrecord")
 
 
 def _stays_in_place(source: SetSpec) -> bool:
@@ -203,8 +203,8 @@ class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, images, npz, text, tfds, tfrecord) or a function, data.py:load, "
-        "that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
+        description="a built-in source (csv, digits, images, npz, tar, text, tfds, tfrecord) or a function, "
+        "data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
     )
     sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
         default=(),

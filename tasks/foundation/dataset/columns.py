@@ -19,6 +19,7 @@ import numpy as np
 
 from tasks.foundation.contracts.dataset import Feature, ShardRecord
 from tasks.foundation.dataset.features import Array
+from tasks.foundation.dataset.tar_ranges import read_tar
 from tasks.foundation.errors import DamagedDataset
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def read_columns(
 def _reader(form: str) -> Reader:
     if form == "parquet":
         return _parquet
+    if form == "tar":
+        return read_tar
     raise NotImplementedError(form)
 
 

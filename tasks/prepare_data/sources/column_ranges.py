@@ -15,10 +15,10 @@ import numpy as np
 
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.columns import read_columns
-from tasks.foundation.dataset.features import Array
+from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import DamagedDataset, SourceChanged, SourceError
 from tasks.prepare_data.sources.image_folders import decode_image_file
-from tasks.prepare_data.sources.source import ExampleChecker, Range
+from tasks.prepare_data.sources.source import ExampleChecker, LocatedExample, Range
 from tasks.prepare_data.sources.source_files import SourceFile
 from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
@@ -46,13 +46,39 @@ def checked_ranges(
         SourceChanged: a file has become shorter.
         DamagedInTransit: other bytes arrived than the store has.
     """
+    for found, first, arrays in _read_ranges(files, planned, features, images=False):
+        checker.check_rows(partial(_where, found.path, first), arrays, features)
+        yield found
+
+
+def copied_examples(
+    files: Sequence[SourceFile], planned: Iterable[Range], features: Sequence[Feature]
+) -> Iterator[LocatedExample]:
+    """Read ranges of files, and yield their examples one by one, for `Source.read`.
+
+    Args:
+        files: see `checked_ranges`.
+        planned: see `checked_ranges`; memory holds the decoded examples of a few of them.
+        features: what is read of each range.
+
+    Raises:
+        SourceError: see `checked_ranges`; values are checked later.
+    """
+    for found, first, arrays in _read_ranges(files, planned, features, images=True):
+        for row in range(found.records):
+            yield _where(found.path, first, row), unflatten({name: values[row] for name, values in arrays.items()})
+
+
+def _read_ranges(
+    files: Sequence[SourceFile], planned: Iterable[Range], features: Sequence[Feature], *, images: bool
+) -> Iterator[tuple[Range, int, dict[str, Array]]]:
+    """Yield each range with the row of its file that it begins with, and its values."""
     by_uri = {file.uri: file for file in files}
-    work = partial(_read, features=features)
+    work = partial(_read, features=features, images=images)
     for uri, ranges in groupby(planned, key=lambda each: each.path):
-        first = 0  # row of the file, for messages
+        first = 0
         for found, arrays in map_ahead(work, _with_bytes(by_uri[uri], ranges), workers=_WORKERS):
-            checker.check_rows(partial(_where, uri, first), arrays, features)
-            yield found
+            yield found, first, arrays
             first += found.records
 
 
@@ -107,8 +133,10 @@ def _end(each: Range) -> int:
     raise SourceChanged(f"{each.path}: changed while it was being read; run again when no process writes to it")
 
 
-def _read(found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature]) -> tuple[Range, dict[str, Array]]:
-    """Return a range with its checksums, and its values as the model takes them; of images the files."""
+def _read(
+    found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature], images: bool
+) -> tuple[Range, dict[str, Array]]:
+    """Return a range with its checksums, and its values as the model takes them; of images the files or `images`."""
     planned, first, head, body = found
     layout = planned.layout
     if layout is None:
@@ -120,19 +148,20 @@ def _read(found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature]
     except DamagedDataset as fault:
         raise SourceError(str(fault)) from fault
     where = partial(_where, read.path, first)
-    return read, {each.name: decoded_values(arrays[each.name], each, where) for each in features}
+    return read, {each.name: decoded_values(arrays[each.name], each, where, images=images) for each in features}
 
 
-def decoded_values(values: Array, feature: Feature, where: Callable[[int], str]) -> Array:
+def decoded_values(values: Array, feature: Feature, where: Callable[[int], str], *, images: bool = False) -> Array:
     """Return what a reader of ranges or `shards.extract` gave, as the feature's dtype; each image is decoded once.
 
     Args:
         values: [rows, …], as `columns.read_columns` returns them.
         feature: what they are.
         where: says where a row is, given its index, for messages.
+        images: return decoded images, and not their files.
 
     Returns:
-        [rows, *feature.shape] of the feature's dtype; of text bytes objects; of images their files.
+        [rows, *feature.shape] of the feature's dtype; of text bytes objects; of images their files, unless `images`.
 
     Raises:
         SourceError: an image cannot be decoded, or a number does not fit into the feature's dtype.
@@ -140,14 +169,17 @@ def decoded_values(values: Array, feature: Feature, where: Callable[[int], str])
     if feature.encoding in {"array", "text"}:
         return values
     if feature.encoding == "image":
+        decoded = np.empty((len(values) if images else 0, *feature.shape), feature.dtype)
         for row, data in enumerate(values):
             try:
-                decode_image_file(data, feature.shape, feature.dtype)
+                image = decode_image_file(data, feature.shape, feature.dtype)
             except ValueError as fault:
                 raise SourceError(
                     f"{where(row)}: {feature.record_key!r} {fault}; save it as JPEG or PNG, or remove it"
                 ) from fault
-        return values
+            if images:
+                decoded[row] = image
+        return decoded if images else values
     if feature.encoding == "raw":
         return _numbers(values, feature, where)
     return cast_values(values, feature, where)

@@ -14,6 +14,7 @@ from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import require_local_path
+from tasks.prepare_data.sources.tar_files import TarOptions, tar
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
 from tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
 from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
@@ -23,6 +24,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "digits": digits,
     "images": images,
     "npz": npz,
+    "tar": tar,
     "text": text,
     "tfds": tfds,
     "tfrecord": tfrecord,
@@ -35,6 +37,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "digits": Options,
     "images": ImagesOptions,
     "npz": NpzOptions,
+    "tar": TarOptions,
     "text": TextOptions,
     "tfds": TfdsOptions,
     "tfrecord": TfrecordOptions,
