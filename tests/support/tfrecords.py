@@ -1,4 +1,4 @@
-"""TFRecord files with numbered records, for tests of the source `tfrecord`."""
+"""TFRecord and ArrayRecord files with numbered records, for tests of the sources `tfrecord` and `tfds`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,3 +59,13 @@ def file_of(records: Sequence[bytes], folder: Path, kind: str = "") -> bytes:
     data = file.read_bytes()
     file.unlink()
     return data
+
+
+def write_array_record(file: Path, records: Sequence[bytes]) -> None:
+    """Write an ArrayRecord file as TFDS does."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(file), "group_size:1")
+    for each in records:
+        writer.write(each)
+    writer.close()

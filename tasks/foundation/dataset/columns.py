@@ -11,6 +11,7 @@ images, and texts as the positions that they have in a vocabulary. A null is fil
 
 import io
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import numpy as np
 from tasks.foundation.contracts.dataset import Feature, ShardRecord
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.dataset.tar_ranges import read_tar
-from tasks.foundation.errors import DamagedDataset
+from tasks.foundation.errors import DamagedDataset, InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,8 @@ _WHOLE = {"image", "raw"}
 # Rows of several columns that are stacked at once, so that they stay in the processor's cache.
 _STACKED_ROWS = 256
 _MAGIC = b"PAR1"
+# The bytes are in memory: nothing is read ahead, and no threads are started.
+_ARRAY_RECORD_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
 def read_columns(
@@ -69,6 +72,8 @@ def _reader(form: str) -> Reader:
         return _parquet
     if form == "tar":
         return read_tar
+    if form == "array_record":
+        return _array_record
     raise NotImplementedError(form)
 
 
@@ -285,3 +290,46 @@ def value_bytes(features: Sequence[Feature]) -> int:
     """Return the bytes of the numbers in one example as a reader returns it; texts and images are not numbers."""
     numbers = (each for each in features if each.encoding != "text" and each.encoding not in _WHOLE)
     return sum(math.prod(each.shape) * np.dtype(_EXTRACTED.get(each.encoding, each.dtype)).itemsize for each in numbers)
+
+
+def _array_record(
+    body: memoryview, _: memoryview, record: ShardRecord, features: Sequence[Feature]
+) -> dict[str, Array]:
+    """Read a whole ArrayRecord file of `tf.train.Example`s."""
+    import tensorflow as tf
+
+    from tasks.foundation.dataset.shards import extract
+
+    reader = array_record_reader()
+    # The library opens files by path, and this one must be the bytes that were verified.
+    with os.fdopen(os.memfd_create("array_record"), "wb") as file:
+        file.write(body)
+        file.flush()
+        try:
+            opened = reader(f"/proc/self/fd/{file.fileno()}", _ARRAY_RECORD_OPTIONS)
+            records = opened.read_all()
+            opened.close()
+        except RuntimeError as fault:
+            raise DamagedDataset(f"{record.path}: is no whole ArrayRecord file: {fault}") from fault
+    try:
+        with tf.device("/CPU:0"):
+            found = extract(tf.constant(records, tf.string), features)
+            return {name: values.numpy() for name, values in found.items()}
+    except tf.errors.InvalidArgumentError as fault:
+        raise DamagedDataset(f"{record.path}: its records are not as their features say: {fault.message}") from fault
+
+
+def array_record_reader() -> Any:
+    """Return the class that reads ArrayRecord files.
+
+    Raises:
+        InvalidInput: its package is not installed.
+    """
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ImportError as fault:
+        raise InvalidInput(
+            f"ArrayRecord files need the package array-record, which cannot be imported ({fault}); install "
+            "baton-relay[tfds], or prepare the dataset with file_format=tfrecord"
+        ) from fault
+    return ArrayRecordReader

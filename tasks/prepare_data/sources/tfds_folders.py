@@ -1,15 +1,16 @@
 """The source `tfds`: a folder that TensorFlow Datasets prepared, read without the package `tensorflow-datasets`.
 
 Such a folder describes itself: `features.json` has the features of an example, `dataset_info.json` the splits with the
-number of records in each file. The files have one `tf.train.Example` a record, in which a feature within another has a
-key such as `objects/label`. So the records are read where they are, as those of the source `tfrecord`, with features
-known beforehand. What TFDS would decode by code of its own (sequences of open length, compressed tensors, video) is
-refused by name before a record is read.
+number of records in each file. The files, TFRecord or ArrayRecord, have one `tf.train.Example` a record, in which a
+feature within another has a key such as `objects/label`. So the records are read where they are, as those of the source
+`tfrecord`, with features known beforehand. What TFDS would decode by code of its own (sequences of open length,
+compressed tensors, video) is refused by name before a record is read.
 
 A dataset may also be named, with its version, as TFDS names it. It is looked for in `data_dir`, and prepared there by
 TFDS if that is installed.
 """
 
+import io
 import json
 import math
 import re
@@ -21,11 +22,21 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from tasks.foundation.contracts.data_spec import TFDS_DATA_DIR
-from tasks.foundation.contracts.dataset import CLASSES, Feature
+from tasks.foundation.contracts.dataset import CLASSES, Feature, RangeLayout
+from tasks.foundation.dataset.columns import array_record_reader
 from tasks.foundation.errors import RunFileError, SourceError
+from tasks.prepare_data.sources.column_ranges import checked_ranges, copied_examples
 from tasks.prepare_data.sources.image_folders import ImageSide
-from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.source_files import SourceFile, find_files, local_path
+from tasks.prepare_data.sources.source import InPlace, Options, Range, Source, parse_options, suggestion
+from tasks.prepare_data.sources.source_files import (
+    SourceFile,
+    confirm_all,
+    find_files,
+    fingerprint,
+    fingerprint_by_stamps,
+    local_path,
+    require_unchanged,
+)
 from tasks.prepare_data.sources.tfrecord_files import (
     Record,
     named_features,
@@ -37,6 +48,7 @@ from tasks.prepare_data.sources.tfrecord_files import (
 
 _FEATURES, _INFO = "features.json", "dataset_info.json"
 _TEMPLATE: Final = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_FORMATS = ("tfrecord", "array_record")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 _OWN_CODE = "read it in your own data.py:load, for example with tfds.load"
 
@@ -94,18 +106,65 @@ def tfds(options: Mapping[str, Any], folder: Path) -> Source:
     found = {file.relative: file for file in find_files(path, folder)}
     info = _document(path, found, _INFO)
     known = _features_of(path, found, chosen.size)
-    shards = _shards_of(path, found, info, chosen.split)
-    require_readable_folders([file for file, _ in shards])
+    kind = _format_of(found[_INFO], info)
+    shards = _shards_of(path, found, info, kind, chosen.split)
+    files = [file for file, _ in shards]
+    require_readable_folders(files)
     parts = _parts(chosen, info, known)
     features = named_features(parts, known, among=f"{path}/{_FEATURES}")
+    settings = {"features": [feature.model_dump(exclude_defaults=True) for feature in features]}
+    origin = _class_names(found, parts["y"])
+    if kind != "tfrecord":
+        return _of_whole_files(shards, features, copy=chosen.copy_, settings=settings, origin=origin)
     counts = {file.uri: count for file, count in shards}
-    return records_source(
-        [file for file, _ in shards],
-        features,
-        partial(_counted, partial(parsed_examples, features=features, compressed=False), counts),
-        copy=chosen.copy_,
-        settings={"features": [feature.model_dump(exclude_defaults=True) for feature in features]},
-        origin=_class_names(found, parts["y"]),
+    examples = partial(_counted, partial(parsed_examples, features=features, compressed=False), counts)
+    return records_source(files, features, examples, copy=chosen.copy_, settings=settings, origin=origin)
+
+
+def _of_whole_files(
+    shards: Sequence[tuple[SourceFile, int]],
+    features: tuple[Feature, ...],
+    *,
+    copy: bool,
+    settings: Mapping[str, Any],
+    origin: Mapping[str, str],
+) -> Source:
+    """Return the source of ArrayRecord files: each is a range, because its index is at its end."""
+    array_record_reader()  # refuses now that its package is missing
+    files = [file for file, _ in shards]
+
+    def planned(most: int | None) -> Iterator[Range]:
+        for file, count in shards:
+            if most is not None and count > most:
+                raise RunFileError(
+                    f"data.shard_examples: {most}: {file} has {count} examples, and an ArrayRecord file is read as a "
+                    "whole; remove the key, or set data.options.copy: true"
+                )
+            yield Range(
+                path=file.uri,
+                begin=0,
+                size=_size(file),
+                crc32c="00000000",
+                records=count,
+                layout=RangeLayout(form="array_record"),
+            )
+
+    found = fingerprint(files) if copy else fingerprint_by_stamps(files)
+    return Source(
+        content=found.content,
+        settings=settings,
+        origin={**origin, **found.origin},
+        length=sum(count for _, count in shards),
+        read=lambda: require_unchanged(files, found, copied_examples(files, planned(None), features)),
+        confirm=partial(confirm_all, files),
+        in_place=None
+        if copy
+        else InPlace(
+            features=features,
+            ranges=lambda checker, most: require_unchanged(
+                files, found, checked_ranges(files, planned(most), features, checker)
+            ),
+        ),
     )
 
 
@@ -128,6 +187,11 @@ def describe_folder(
     info = _document(path, found, _INFO)
     splits = [str(_at(each, "name")) for each in _list(info.get("splits"))]
     return _features_of(path, found, size), _supervised_keys(info), splits
+
+
+def _size(file: SourceFile) -> int:
+    with file.open(has_checksums=True) as opened:
+        return opened.seek(0, io.SEEK_END)
 
 
 def _prepared_folder(options: TfdsOptions, folder: Path) -> str:
@@ -160,8 +224,9 @@ def _prepared_folder(options: TfdsOptions, folder: Path) -> str:
         builder = tensorflow_datasets.builder(f"{name}:{version}", data_dir=str(local_path(options.data_dir, folder)))
         builder.download_and_prepare()
     except Exception as fault:
+        first_line = str(fault).partition("\n")[0]
         raise SourceError(
-            f"data.options.name: {options.name!r}: tensorflow-datasets cannot prepare it: {fault}; prepare it in "
+            f"data.options.name: {options.name!r}: tensorflow-datasets cannot prepare it: {first_line}; prepare it in "
             f"{options.data_dir} where there is a network, or correct the name"
         ) from fault
     return path
@@ -235,8 +300,18 @@ def _at(value: object, *keys: str) -> object:
     return value
 
 
+def _format_of(file: SourceFile, info: Mapping[str, Any]) -> str:
+    kind = str(info.get("fileFormat", _FORMATS[0]))
+    if kind not in _FORMATS:
+        raise SourceError(
+            f"{file}: its fileFormat is {kind!r}, not {' or '.join(_FORMATS)}; prepare the dataset with "
+            f"file_format={_FORMATS[0]}"
+        )
+    return kind
+
+
 def _shards_of(
-    path: str, found: Mapping[str, SourceFile], info: Mapping[str, Any], split: str
+    path: str, found: Mapping[str, SourceFile], info: Mapping[str, Any], kind: str, split: str
 ) -> list[tuple[SourceFile, int]]:
     """Return the files of a split that have records, in order, with their numbers of records."""
     splits = {str(_at(each, "name")): each for each in _list(info.get("splits"))}
@@ -246,12 +321,6 @@ def _shards_of(
         if part is not None and part[1] in splits:
             remedy = f"name a whole split; data.validation_fraction and data.validation divide examples; {remedy}"
         raise RunFileError(f"data.options.split: {split!r}: {path} has no such split; {remedy}")
-    kind = info.get("fileFormat", "tfrecord")
-    if kind != "tfrecord":
-        raise SourceError(
-            f"{found[_INFO]}: its fileFormat is {kind!r}, which is not read in place; prepare the dataset with "
-            "file_format=tfrecord"
-        )
     try:
         lengths = [int(str(length)) for length in _list(_at(splits[split], "shardLengths"))]
     except ValueError as fault:
@@ -259,7 +328,7 @@ def _shards_of(
     if not any(lengths):
         raise SourceError(f"{found[_INFO]}: the split {split!r} has no examples; prepare the dataset again")
     template = str(_at(splits[split], "filepathTemplate") or _TEMPLATE)
-    values = {"DATASET": str(info.get("name")), "SPLIT": split, "FILEFORMAT": str(kind)}
+    values = {"DATASET": str(info.get("name")), "SPLIT": split, "FILEFORMAT": kind}
     shards: list[tuple[SourceFile, int]] = []
     for index, length in enumerate(lengths):
         name = _file_name(template, values, index, len(lengths))

@@ -16,6 +16,8 @@ from tasks.foundation.dataset.manifest import load_manifest, manifest_path
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import BatonError, DamagedDataset, RunFileError, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
+from tasks.prepare_data.sources.tfrecord_files import read_records
+from tests.support.tfrecords import write_array_record
 
 FOLDER = Path(__file__).parent / "tfds"
 OPTIONS = {"path": "shapes/1.0.0"}
@@ -29,6 +31,17 @@ def shapes(workshop: Any) -> Path:
     target = workshop.code / "shapes"
     shutil.copytree(FOLDER / "shapes", target)
     return Path(target / "1.0.0")
+
+
+@pytest.fixture
+def array_records(shapes: Path) -> Path:
+    """The same folder with ArrayRecord files, as TFDS writes them."""
+    for file in sorted(shapes.glob("*.tfrecord-*")):
+        records = [each.data for each in read_records([file.read_bytes()], where="")]
+        write_array_record(shapes / file.name.replace("tfrecord", "array_record"), records)
+        file.unlink()
+    edit(shapes / "dataset_info.json", lambda document: document.update(fileFormat="array_record"))
+    return shapes
 
 
 def edit(file: Path, change: Callable[[Any], object]) -> None:
@@ -47,9 +60,12 @@ def train(workshop: Any, ref: Any) -> list[Any]:
         return list(islice(dataset.as_numpy_iterator(), ref.train_examples))
 
 
-@pytest.mark.usefixtures("shapes")
+@pytest.mark.parametrize("form", ["shapes", "array_records"])
 @pytest.mark.parametrize("copy", [False, True])
-def test_every_kind_of_feature_is_read_as_tfds_reads_it(workshop: Any, copy: bool) -> None:
+def test_every_kind_of_feature_is_read_as_tfds_reads_it(
+    workshop: Any, request: pytest.FixtureRequest, copy: bool, form: str
+) -> None:
+    request.getfixturevalue(form)
     x = {key.replace("/", "_"): key for key in (*KEYS, *NESTED)}
     options = {**OPTIONS, "x": x, "y": "label", "sample_weight": "weight", "copy": copy}
     ref = workshop.prepare("tfds", options, validation_fraction=0)
@@ -108,6 +124,47 @@ def test_changed_file_is_refused_by_name(workshop: Any, shapes: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(DamagedDataset, match=r"train\.tfrecord-00001-of-00002 has .* restore the original file"):
         train(workshop, ref)
+
+
+def test_changed_array_record_is_refused_by_name(workshop: Any, array_records: Path) -> None:
+    ref = workshop.prepare("tfds", OPTIONS, validation_fraction=0)
+    file = array_records / "shapes-train.array_record-00001-of-00002"
+    data = bytearray(file.read_bytes())
+    data[1500] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedDataset, match=r"train\.array_record-00001-of-00002 has .* restore the original file"):
+        train(workshop, ref)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "damaged", "other", "counted", "features", "package", "shard_examples"])
+def test_malformed_array_records_are_refused(
+    workshop: Any, array_records: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    file = array_records / "shapes-train.array_record-00001-of-00002"
+    data = file.read_bytes()
+    expected = f"{file}: is no whole ArrayRecord file"
+    settings: dict[str, Any] = {}
+    if kind == "truncated":
+        file.write_bytes(data[:-100])
+    elif kind == "damaged":
+        file.write_bytes(data[:1500] + b"damage" + data[1506:])
+    elif kind == "other":
+        file.write_bytes(b"another file")
+    elif kind == "counted":
+        shutil.copy(array_records / "shapes-test.array_record-00001-of-00002", file)
+        expected = f"{file}: 'vector' has 2 values from byte 0 on, not 5"
+    elif kind == "features":
+        kind_of("vector", "tensorflow_datasets.core.features.class_label_feature.ClassLabel")(array_records)
+        expected = "shapes-train.array_record-00000-of-00002: its records are not as their features say: "
+    elif kind == "package":
+        monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+        expected = "ArrayRecord files need the package array-record"
+    else:
+        settings, expected = {"shard_examples": 5}, "data.shard_examples: 5: "
+    with pytest.raises(BatonError) as refused:
+        workshop.prepare("tfds", {**OPTIONS, "x": "vector"}, **settings)
+    assert (refused.value.exit_code, expected in str(refused.value)) == (2, True), str(refused.value)
+    assert workshop.files() == {}
 
 
 def test_folder_in_a_store_is_the_same_dataset(workshop: Any, shapes: Path) -> None:
