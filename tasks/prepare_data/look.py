@@ -24,6 +24,7 @@ from tasks.prepare_data.sources.npz_arrays import arrays_of
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import Source, suggestion
 from tasks.prepare_data.sources.source_files import SourceFile, find_files
+from tasks.prepare_data.sources.tar_files import describe_tars
 from tasks.prepare_data.sources.tfds_folders import describe_folder
 from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_of_record, first_record, record_position
 
@@ -34,7 +35,7 @@ _NOT_CHOSEN = "left out: add it to x"
 _UNKNOWN_SIZE = [224, 224]  # of images that differ in size, and are not looked at
 _IMAGES = 32  # are decoded to choose a size
 # Names that a label usually has; of `image/class/label`, the last part counts.
-_LABELS = ("y", "label", "labels", "target", "targets", "class", "category", "species")
+_LABELS = ("y", "label", "labels", "target", "targets", "class", "cls", "category", "species")
 _MOST_CLASSES: Final = 100  # more integers than these, without names, are an amount
 
 
@@ -149,6 +150,7 @@ _SUFFIXES = {
     ".jpg": "images",
     ".jpeg": "images",
     ".png": "images",
+    ".tar": "tar",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
     ".txt": "text",
@@ -263,6 +265,23 @@ def _text(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     )
 
 
+def _tar(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    known, size = describe_tars(files, path=path)
+    uses = _uses({key: _kind(each) for key, each in known.items() if isinstance(each, Feature)}, label)
+    columns = [
+        Column(
+            name=key,
+            type=_type(each) if isinstance(each, Feature) else "",
+            use=uses.get(key, _NOT_CHOSEN) if isinstance(each, Feature) else f"left out: it {each}",
+        )
+        for key, each in known.items()
+    ]
+    options = {"path": path, **_parts(uses)}
+    if any(_is_image(known[key]) for key in uses):
+        options |= {"size": list(size[:2]), **({"channels": 1} if size[2] == 1 else {})}
+    return Plan(source="tar", options=options, columns=tuple(columns))
+
+
 def _tfds(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     known, supervised, splits = describe_folder(path, files, None)
     sized, *_ = describe_folder(path, files, _UNKNOWN_SIZE)
@@ -327,6 +346,7 @@ def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan
 _FORMS: dict[str, Callable[[str, Sequence[SourceFile], str | None], Plan]] = {
     "images": _images,
     "npz": _npz,
+    "tar": _tar,
     "text": _text,
     "tfds": _tfds,
     "tfrecord": _tfrecord,
@@ -343,7 +363,7 @@ def _label_of(names: Sequence[str], label: str | None, *, short: Mapping[str, st
         if label not in names:
             raise InvalidInput(f"--label {label}: there is no such column; {suggestion(label, names)}")
     else:
-        last = {name: (short or {}).get(name, name).rpartition("/")[2].lower() for name in names}
+        last = {name: (short or {}).get(name, name).rpartition("/")[2].rpartition(".")[2].lower() for name in names}
         label = next((name for word in _LABELS for name in names if last[name] == word), None)
     if label is None:
         raise InvalidInput(f"--data: no column is named like a label; say which one is y: --label {' or '.join(names)}")
@@ -373,6 +393,10 @@ def _parts(uses: Mapping[str, str]) -> dict[str, Any]:
     x = [name for name, use in uses.items() if use == X]
     named = x[0] if len(x) == 1 else {re.sub(r"\W", "_", name): name for name in x}
     return {X: named, Y: next(name for name, use in uses.items() if use == Y)}
+
+
+def _is_image(feature: Feature | str) -> bool:
+    return isinstance(feature, Feature) and feature.encoding == "image"
 
 
 def _kind(feature: Feature) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.checkout import CHECKOUT
+from tests.support.tars import tar
 from tests.support.tfrecords import feature, png
 
 Made = Callable[[Path], str]
@@ -52,6 +53,16 @@ def records(folder: Path) -> str:
             features = tf.train.Features(feature={name: feature(value) for name, value in values.items()})
             writer.write(tf.train.Example(features=features).SerializeToString())
     return "train.tfrecord"
+
+
+def shards(folder: Path) -> str:
+    """As WebDataset writes them."""
+    (folder / "shards").mkdir()
+    for number in range(2):
+        begin = 6 * number
+        data = tar(*range(begin, begin + 6), suffixes=("png", "cls", "json"))
+        (folder / "shards" / f"train-{number:04d}.tar").write_bytes(data)
+    return "shards"
 
 
 def book(folder: Path) -> str:

@@ -32,7 +32,7 @@ from tasks.foundation.dataset.tar_ranges import (
 )
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.column_ranges import checked_ranges, copied_examples
-from tasks.prepare_data.sources.image_folders import ImageSide
+from tasks.prepare_data.sources.image_folders import ImageSide, common_size
 from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options
 from tasks.prepare_data.sources.source_files import (
     SourceFile,
@@ -224,6 +224,41 @@ def _first_example(files: Sequence[SourceFile], options: TarOptions) -> tuple[So
         f"data.options.path: {options.path!r}: none of these files has an example; name tar files with files such as "
         "0001.jpg and 0001.cls"
     )
+
+
+def describe_tars(files: Sequence[SourceFile], *, path: str) -> tuple[dict[str, Feature | str], tuple[int, int, int]]:
+    """Return what the first example has, by the key that names it, and the size of its images.
+
+    A feature that cannot be read is the reason.
+
+    Args:
+        files: tar files.
+        path: `data.options.path`, for messages.
+
+    Raises:
+        SourceError: no file has an example, or it is damaged.
+    """
+    file, first = _first_example(files, TarOptions(path=path, x="cls"))
+    known: dict[str, Feature | str] = {}
+    size = (1, 1, 3)
+    for suffix, content in first.files.items():
+        kind = KINDS.get(suffix.rpartition(".")[2])
+        keys = [suffix]
+        try:
+            if kind == "image":
+                size = common_size([bytes(content)])
+            elif kind == "json":
+                value = document(first, (suffix,))
+                keys = [f"{suffix}.{key}" for key in value] if isinstance(value, dict) else []
+        except ValueError as fault:
+            raise SourceError(f"{file}: {first}: {suffix}: {fault}") from fault
+        options = TarOptions(path=path, x=suffix, size=list(size[:2]), channels=1 if size[2] == 1 else 3)
+        for key in keys:
+            try:
+                known[key] = "is no file that this source reads" if kind is None else _feature(first, key, options)
+            except TarFault as fault:
+                known[key] = f"cannot be read: {fault}"
+    return known, size
 
 
 def _named(options: TarOptions) -> Iterator[tuple[str, str]]:

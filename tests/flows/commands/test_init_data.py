@@ -14,7 +14,7 @@ from flows.commands.main import main
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.user_code import load_function
 from tests.support import forked
-from tests.support.data_folders import Made, book, measurements, photos, pictures, prepared, prices, records
+from tests.support.data_folders import Made, book, measurements, photos, pictures, prepared, prices, records, shards
 
 # What is found of each: options of the run file, features, classes, and the shape of the model's outputs.
 FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]] = {
@@ -36,6 +36,12 @@ FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]]
         (3,),
     ),
     prepared: ({"split": "train"}, ["x uint8[6, 5, 3]", "y int64[]"], 3, (3,)),
+    shards: (
+        {"x": "png", "y": "cls", "size": [4, 5]},
+        ["x uint8[4, 5, 3]", "y int64[]"],
+        12,
+        (12,),
+    ),
     book: ({"length": 64, "suffix": ".txt"}, ["x int32[64]", "y int32[64]"], None, (64, 256)),
 }
 
