@@ -184,12 +184,14 @@ _CHECK_ONLY = "a check of the examples; it changes none"
 
 
 TFDS_DATA_DIR: Final = "~/tensorflow_datasets"  # the default of TensorFlow Datasets
-_IN_PLACE = ("tar", "tfds", "tfrecord")
+_IN_PLACE = ("table", "tar", "tfds", "tfrecord")
+_ALWAYS_COPIED = (".csv", ".tsv")
 
 
 def _stays_in_place(source: SetSpec) -> bool:
     """Whether Baton reads the records of a source where they are, and copies none."""
-    return source.source in _IN_PLACE and source.options.get("copy") is not True
+    is_copied = source.options.get("copy") is True or str(source.options.get("path")).endswith(_ALWAYS_COPIED)
+    return source.source in _IN_PLACE and not is_copied
 
 
 def _path_in_place(source: SetSpec) -> object:
@@ -203,7 +205,7 @@ class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, images, npz, tar, text, tfds, tfrecord) or a function, "
+        description="a built-in source (csv, digits, images, npz, table, tar, text, tfds, tfrecord) or a function, "
         "data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
     )
     sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
@@ -274,14 +276,14 @@ class DataSpec(Contract):
     )
     pad: Annotated[PadField, identity("other examples", _EXAMPLES)] = Field(
         default=None,
-        description="pads features of data.py:load whose examples differ in length, by name, as {x: 128}, or {x: "
-        "{length: 128, value: -1, longer: truncate}}; longer ones are refused, unless truncated",
+        description="pads features of data.py:load or table whose examples differ in length, by name, as {x: 128}, "
+        "or {x: {length: 128, value: -1, longer: truncate}}; longer ones are refused, unless truncated",
     )
     pack: Annotated[PackField, identity("other examples", _EXAMPLES)] = Field(
         default=None,
-        description="packs token sequences of data.py:load into rows of this many tokens, as 512, or {length: 512, "
-        "longer: split}; x becomes a dict with segment_ids (from 1, 0: filling) and positions, and sample_weight is 0 "
-        "for the filling, which metrics respect under weighted_metrics",
+        description="packs token sequences of data.py:load or table into rows of this many tokens, as 512, or "
+        "{length: 512, longer: split}; x becomes a dict with segment_ids (from 1, 0: filling) and positions, and "
+        "sample_weight is 0 for the filling, which metrics respect under weighted_metrics",
     )
     transform: Annotated[
         CodeReference | None, identity("other examples reach the model", "data.transform", "data.contents")
@@ -403,7 +405,7 @@ class DataSpec(Contract):
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
         in_place = next(filter(_stays_in_place, self._named), None)
-        if given and in_place is not None:
+        if given and in_place is not None and self.pad is None and self.pack is None:
             raise ValueError(
                 f"{given[0]} needs records that Baton copies, but those of source {in_place.source} stay in their "
                 "files; set options.copy to true, or put the held-out records into files of their own, named under "

@@ -74,6 +74,8 @@ def _reader(form: str) -> Reader:
         return read_tar
     if form == "array_record":
         return _array_record
+    if form == "arrow":
+        return _arrow
     raise NotImplementedError(form)
 
 
@@ -100,6 +102,27 @@ def _parquet(body: memoryview, head: memoryview, record: ShardRecord, features: 
     first = sum(metadata.row_group(group).num_rows for group in range(layout.first_part))
     return table_arrays(
         table, features, partition=layout.partition, where=lambda row: f"{record.path}, row {first + row}"
+    )
+
+
+def _arrow(body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]) -> dict[str, Array]:
+    """Read record batches, as messages that follow the schema and the dictionaries: together they are a stream."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    layout = record.layout
+    if layout is None:
+        raise ValueError(f"{record.path} has no record batches")
+    at = f"from record batch {layout.first_part} on"
+    try:
+        reader = ipc.open_stream(pa.py_buffer(b"".join([head, body])))
+        names = {key.partition(".")[0] for feature in features for key in column_names(feature)}
+        table = reader.read_all().select([name for name in reader.schema.names if name in names or "." in name])
+        table.validate(full=True)  # offsets outside of their buffers would be read
+    except (pa.ArrowException, OSError) as fault:
+        raise DamagedDataset(f"{record.path}: {at}, it cannot be read: {fault}") from fault
+    return table_arrays(
+        table, features, partition=layout.partition, where=lambda row: f"{record.path}, {at}, row {row}"
     )
 
 
@@ -174,21 +197,27 @@ def table_arrays(
         parts = [
             _constant(partition[key], feature, table.num_rows)
             if key in partition
-            else _values(_column(table, key, where), key, shape, feature, where)
+            else _values(column_of(table, key, where), key, shape, feature, where)
             for key in column_names(feature)
         ]
         found[feature.name] = _stacked(parts) if feature.stacked else parts[0]
     return found
 
 
-def _column(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.Array":
+def column_of(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.Array":
+    """Return a column of a table, or the field of a struct that `image.bytes` names.
+
+    Raises:
+        DamagedDataset: there is none.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
+    # Not among `column_names`, a list that is made for each of many columns.
     parts = key.split(".")
     for count in range(len(parts), 0, -1):
-        if (name := ".".join(parts[:count])) in table.column_names:
-            column = table.column(name)
+        if (position := table.schema.get_field_index(".".join(parts[:count]))) >= 0:
+            column = table.column(position)
             column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             while isinstance(column, pa.ExtensionArray):
                 column = column.storage

@@ -7,20 +7,20 @@ from typing import Any
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources.csv_files import CsvOptions, csv_files
 from tasks.prepare_data.sources.digits import digits
 from tasks.prepare_data.sources.function import function
 from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import require_local_path
+from tasks.prepare_data.sources.table import CsvOptions, TableOptions, csv, table
 from tasks.prepare_data.sources.tar_files import TarOptions, tar
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
 from tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
 from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
-    "csv": csv_files,
+    "csv": csv,
     "digits": digits,
     "images": images,
     "npz": npz,
@@ -29,6 +29,8 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "tfds": tfds,
     "tfrecord": tfrecord,
 }
+# Those whose examples `data.pad` and `data.pack` bring to one length.
+_WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"table": table}
 
 
 # The `data.options` of each source.
@@ -37,6 +39,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "digits": Options,
     "images": ImagesOptions,
     "npz": NpzOptions,
+    "table": TableOptions,
     "tar": TarOptions,
     "text": TextOptions,
     "tfds": TfdsOptions,
@@ -55,7 +58,7 @@ def require_source(data: DataSpec, code_folder: Path) -> None:
         RunFileError: the source is unknown, or an option cannot be used.
         SourceError: the file or folder does not exist.
     """
-    _built_in(data.source)
+    _require_known(data.source)
     _require_function_keys_unset(data)
     chosen = parse_options(_OPTIONS[data.source], data.options, source=data.source)
     path = getattr(chosen, "path", None)
@@ -86,16 +89,20 @@ def open_source(
     """
     if ":" in data.source:
         return function(data, code_folder, seed=seed, accepted=accepted, note=note)
+    _require_known(data.source)
     _require_function_keys_unset(data)
-    return _built_in(data.source)(data.options, code_folder)
+    if data.source in _WITH_SEQUENCES:
+        has_sequences = data.pad is not None or data.pack is not None
+        return _WITH_SEQUENCES[data.source](data.options, code_folder, sequences=has_sequences)
+    return _BUILT_IN[data.source](data.options, code_folder)
 
 
 def _require_function_keys_unset(data: DataSpec) -> None:
     """Refuse keys that only a user's function has, and that a built-in source would ignore."""
     given: dict[str, object] = {"examples": data.examples, "batched": data.batched or None}
-    if data.pad is not None:
+    if data.pad is not None and data.source not in _WITH_SEQUENCES:
         given["pad"] = {name: rule.length for name, rule in data.pad.items()}
-    if data.pack is not None:
+    if data.pack is not None and data.source not in _WITH_SEQUENCES:
         given["pack"] = data.pack.length
     for key, value in given.items():
         if value is not None:
@@ -105,11 +112,9 @@ def _require_function_keys_unset(data: DataSpec) -> None:
             )
 
 
-def _built_in(name: str) -> Callable[[Mapping[str, Any], Path], Source]:
-    built_in = _BUILT_IN.get(name)
-    if built_in is None:
+def _require_known(name: str) -> None:
+    if name not in _OPTIONS:
         raise RunFileError(
-            f"data.source: {name!r} is not a built-in source; {suggestion(name, _BUILT_IN)}; "
+            f"data.source: {name!r} is not a built-in source; {suggestion(name, _OPTIONS)}; "
             "or name your own function, such as data.py:load"
         )
-    return built_in

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest
-from tasks.prepare_data.sources.csv_files import csv_files
+from tasks.prepare_data.sources.table import csv
 
 
 def features(workshop: Any, ref: Any) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -84,9 +84,9 @@ def test_csv_with_50_000_columns_is_read_at_once(tmp_path: Path) -> None:
     """Each name was looked for in the list of all names, three times."""
     names = [f"column{number}" for number in range(50_000)]
     (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 50_000)}\n")
-    source = csv_files({"path": "wide.csv", "label": names[-1], "features": names[:-1]}, tmp_path)
-    ((_, (x, y)),) = source.read()
-    assert (x.shape, y) == ((49_999,), 1)
+    source = csv({"path": "wide.csv", "label": names[-1], "features": names[:-1]}, tmp_path)
+    ((_, row),) = source.read()
+    assert (row.arrays["x"].shape, row.arrays["y"]) == ((49_999,), 1)
 
 
 def test_csv_files_with_chosen_columns_and_float_label(workshop: Any) -> None:

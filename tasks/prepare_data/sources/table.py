@@ -1,0 +1,569 @@
+"""The sources `table` and `csv`: rows of Parquet, Arrow and CSV files, whose columns become x, y and weights.
+
+Schemas and footers say what the columns are, so that a wrong name, a type without an array or a null is refused before
+a row is read. Parquet and Arrow files stay where they are: the dataset consists of ranges of them. CSV files are
+copied, and so are sequences that `data.pad` or `data.pack` brings to one length.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+import numpy as np
+from pydantic import Field
+
+from tasks.foundation.contracts.dataset import CLASSES, Feature
+from tasks.foundation.dataset.columns import column_of, table_arrays
+from tasks.foundation.dataset.features import STRING, Array
+from tasks.foundation.errors import DamagedDataset, RunFileError, SourceError
+from tasks.foundation.storage.transfers import parallel_map
+from tasks.prepare_data.sources.column_ranges import checked_ranges
+from tasks.prepare_data.sources.column_types import (
+    ColumnType,
+    Fill,
+    KnownColumn,
+    column_type,
+    find_field,
+    require_fill,
+    stacked_type,
+)
+from tasks.prepare_data.sources.image_folders import decode_image_file
+from tasks.prepare_data.sources.returned_arrays import FLOATX, floatx
+from tasks.prepare_data.sources.source import (
+    InPlace,
+    LocatedExample,
+    Options,
+    Range,
+    Row,
+    Source,
+    parse_options,
+    suggestion,
+)
+from tasks.prepare_data.sources.source_files import (
+    SourceFile,
+    confirm_all,
+    find_files,
+    fingerprint,
+    fingerprint_by_stamps,
+    require_unchanged,
+)
+from tasks.prepare_data.sources.table_files import (
+    SUFFIXES,
+    CsvForm,
+    Form,
+    batches_of,
+    form_of,
+    planned_ranges,
+    schema_of,
+)
+
+_Side = Annotated[int, Field(ge=1, le=2**14)]
+_Columns = str | list[str] | dict[str, str | list[str]] | None
+_INDEX = re.compile(r"__index_level_\d+__")
+_PARTITION = re.compile(r"([^=/]+)=([^/]*)")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MOST_TEXTS = 65_536
+# Files whose footers are read at once.
+_WORKERS = 8
+
+
+class TableOptions(Options):
+    """`data.options` of `table`."""
+
+    path: str = Field(
+        min_length=1,
+        description="a Parquet, Arrow, Feather or CSV file, a folder or a pattern such as data/*.parquet, also on "
+        "gs://; folders such as year=2026 are a column",
+    )
+    x: _Columns = Field(
+        default=None,
+        description="the columns for x: a name, a list of names or {input: name}; by default all that are not y or "
+        "weight; a list is a dict of inputs, or with stack: true one array; image.bytes is a field of a struct",
+    )
+    y: _Columns = Field(default=None, description="the column for y, or several, as for x")
+    weight: str | None = Field(default=None, min_length=1, description="the column with the weights of the examples")
+    stack: bool = Field(default=False, description="true makes one array of a list of columns of numbers")
+    fill: Fill | dict[str, Fill] | None = Field(
+        default=None, description="what stands in place of nulls: a value, or {column: value}; they are refused without"
+    )
+    vocabulary: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="{column: [texts]}; the position of a text is its value, as of classes in y; dictionary columns "
+        "have one of their own",
+    )
+    shapes: dict[str, list[_Side]] = Field(
+        default_factory=dict, description="{column: [n]}, the one shape of lists that are stored as lists of any length"
+    )
+    size: list[_Side] = Field(
+        default_factory=list,
+        min_length=2,
+        max_length=2,
+        description="[height, width] of the examples of columns with JPEG or PNG files",
+    )
+    channels: Literal[1, 3] = Field(default=3, description="3 for color images, 1 for grey")
+    types: dict[str, str] = Field(
+        default_factory=dict,
+        description="of CSV: {column: type} where the first rows do not tell, as text, int64 or float32",
+    )
+    delimiter: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="of CSV: one character; left out: a comma, or in .tsv a tab",
+    )
+    copy_: bool = Field(
+        default=False, alias="copy", description="true copies the examples into shards, in shuffled order"
+    )
+
+
+class CsvOptions(Options):
+    """`data.options` of `csv`."""
+
+    path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv, also on gs://")
+    label: str = Field(min_length=1, description="the column for y")
+    features: list[str] | None = Field(
+        default=None, min_length=1, description="a list of the columns for x; by default all but the label"
+    )
+    delimiter: str = Field(default=",", min_length=1, max_length=1, description="one character")
+    fill: float | None = Field(default=None, description="the number for empty cells; they are refused without")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is read of the files."""
+
+    chosen: TableOptions
+    form: Form
+    csv: CsvForm
+    schema: Any  # of the first file
+    floats: str
+    types: Mapping[str, ColumnType]  # of each column that is read
+    features: tuple[Feature, ...] = ()  # in the order of the flattened example
+    sequences: frozenset[str] = frozenset()  # the features that are lists of any length
+
+    @property
+    def columns(self) -> dict[str, bool]:
+        """The columns of the files, and whether their nulls are filled."""
+        return {
+            column: feature.fill is not None
+            for feature in self.features
+            for column in feature.stacked or (feature.record_key,)
+            if find_field(self.schema, column) is not None
+        }
+
+
+def table(options: Mapping[str, Any], folder: Path, *, sequences: bool) -> Source:
+    """Open a source of the rows of tables, see `table_source`.
+
+    Args:
+        options: `data.options`, see `TableOptions`.
+        folder: the run file's folder.
+        sequences: lists of any length are allowed; `data.pad` or `data.pack` is set.
+    """
+    chosen = parse_options(TableOptions, options, source="table")
+    return table_source(find_tables(chosen.path, folder), chosen, sequences=sequences)
+
+
+def csv(options: Mapping[str, Any], folder: Path) -> Source:
+    """Open a source of x: float32 [features]; y: int64 [] if the first labels are integers, else float32 [].
+
+    It is `table` with `stack: true`, under the names that datasets of `csv` have.
+
+    Raises:
+        RunFileError: an option cannot be used, or names a missing column.
+        SourceError: there are no files, or one has no usable header.
+    """
+    chosen = parse_options(CsvOptions, options, source="csv")
+    files = find_files(chosen.path, folder, suffix=".csv")
+    schema = schema_of(files[0], "csv", CsvForm(delimiter=chosen.delimiter))
+    features = chosen.features or [name for name in schema.names if name != chosen.label]
+    if chosen.label in features:
+        raise RunFileError(
+            f"data.options.features: it contains the label {chosen.label!r}; remove it, or choose another label"
+        )
+    known = set(schema.names)
+    for key, name in [("label", chosen.label), *(("features", name) for name in features)]:
+        if name not in known:
+            raise RunFileError(f"data.options.{key}: {files[0]} has no column {name!r}; {suggestion(name, known)}")
+    if not features:
+        raise SourceError(f"{files[0]}, row 1: there is no column besides the label; x needs at least one")
+    whole = str(schema.field(chosen.label).type) == "int64"
+    as_table = TableOptions(
+        path=chosen.path,
+        x=features,
+        y=chosen.label,
+        stack=True,
+        types=dict.fromkeys(features, "float64") | {chosen.label: "int64" if whole else "float64"},
+        delimiter=chosen.delimiter,
+        fill=chosen.fill,
+    )
+    settings: dict[str, Any] = {"label": chosen.label, "features": features, "delimiter": chosen.delimiter}
+    settings |= {} if chosen.fill is None else {"fill": chosen.fill}
+    return replace(table_source(files, as_table, floats="float32", form="csv"), settings=settings)
+
+
+def find_tables(path: str, folder: Path) -> list[SourceFile]:
+    """Return the tables at a path, see `find_files`; of a folder, only files that are named as tables are.
+
+    Raises:
+        SourceError: there are none.
+    """
+    found = [
+        file
+        for file in find_files(path, folder)
+        if not any(part.startswith((".", "_")) for part in file.relative.split("/"))
+    ]
+    tables = [file for file in found if file.name.endswith(tuple(SUFFIXES))]
+    if not found or (len(found) > 1 and not tables):
+        raise SourceError(f"data.options.path: {path!r}: no files ending in {', '.join(SUFFIXES)}; name such files")
+    return tables or found
+
+
+def table_source(
+    files: Sequence[SourceFile],
+    chosen: TableOptions,
+    *,
+    known: Mapping[str, KnownColumn] | None = None,
+    origin: Mapping[str, str] | None = None,
+    sequences: bool = False,
+    floats: str | None = None,
+    form: Form | None = None,
+) -> Source:
+    """Open a source of the rows of tables, for x, y and weights.
+
+    Args:
+        files: of one format, with the same columns.
+        chosen: the options; `path` is not used.
+        known: what is known of columns besides their types, by name.
+        origin: rows for the manifest's `origin`, as the names of classes.
+        sequences: lists of any length are allowed; `data.pad` or `data.pack` is set.
+        floats: the dtype of floating numbers; None: as in `fit`.
+        form: the format of the files; None: found by their names, or by their first bytes.
+
+    Raises:
+        RunFileError: an option cannot be used, or names a missing column.
+        SourceError: a file is damaged, or a column has a type that no array can be made of.
+    """
+    form = form or _form(files)
+    plan = _plan(files, form, chosen, known=known or {}, sequences=sequences, floats=floats or floatx())
+    is_copied = chosen.copy_ or sequences or plan.form == "csv"
+    found = fingerprint(files) if is_copied else fingerprint_by_stamps(files)
+    has_floats = any(each.dtype == plan.floats for each in plan.features)
+    classes = [list(each.vocabulary) for each in plan.features if each.name == "y" and each.vocabulary]
+    return Source(
+        content=found.content,
+        settings=chosen.model_dump(exclude={"path"}) | ({FLOATX: plan.floats} if has_floats else {}),
+        origin={**found.origin, **({CLASSES: json.dumps(classes[0])} if classes else {}), **(origin or {})},
+        length=None,
+        read=lambda: require_unchanged(files, found, _rows(files, plan)),
+        confirm=partial(confirm_all, files),
+        in_place=None
+        if is_copied
+        else InPlace(
+            features=plan.features,
+            ranges=lambda checker, records: require_unchanged(
+                files, found, checked_ranges(files, _planned(files, plan, records), plan.features, checker)
+            ),
+        ),
+    )
+
+
+def _plan(
+    files: Sequence[SourceFile],
+    form: Form,
+    chosen: TableOptions,
+    *,
+    known: Mapping[str, KnownColumn],
+    sequences: bool,
+    floats: str,
+) -> _Plan:
+    """Return what is read, as the first file's schema says."""
+    csv_form = CsvForm(delimiter=chosen.delimiter, types=chosen.types)
+    for key, value in (("delimiter", chosen.delimiter), ("types", chosen.types)):
+        if value and form != "csv":
+            raise RunFileError(f"data.options.{key}: {value!r}: is for CSV, and {files[0]} is not; remove it")
+    schema = schema_of(files[0], form, csv_form)
+    partitions = _partition_types(files)
+    groups = _groups(chosen, [*(name for name in schema.names if not _INDEX.fullmatch(name)), *partitions])
+    known = {**{name: KnownColumn(shape=tuple(shape)) for name, shape in chosen.shapes.items()}, **known}
+    image = (*chosen.size, chosen.channels) if chosen.size else ()
+    types = {}
+    for name, columns in groups.items():
+        for column in _listed(columns):
+            field = find_field(schema, column)
+            if field is None and column not in partitions:
+                raise RunFileError(
+                    f"data.options.{_key(name)}: {files[0]} has no column {column!r}; "
+                    f"{suggestion(column, [*schema.names, *partitions])}"
+                )
+            of_column = known.get(column, KnownColumn())
+            types[column] = (
+                partitions[column]
+                if field is None
+                else column_type(
+                    field, where=files[0], floats=floats, known=of_column, image=image, sequences=sequences
+                )
+            )
+    plan = _Plan(form=form, csv=csv_form, types=types, schema=schema, chosen=chosen, floats=floats)
+    for option in ("vocabulary", "shapes"):
+        for column in getattr(chosen, option):
+            if column not in types:
+                raise RunFileError(
+                    f"data.options.{option}.{column}: the column is not read; {suggestion(column, types)}"
+                )
+    features = [_feature(name, columns, plan, files) for name, columns in groups.items()]
+    varying = (name for name, columns in groups.items() if isinstance(columns, str) and types[columns].is_sequence)
+    return replace(plan, features=tuple(features), sequences=frozenset(varying))
+
+
+def _form(files: Sequence[SourceFile]) -> Form:
+    forms = {form_of(file): file for file in reversed(files)}
+    if len(forms) > 1:
+        found = ", ".join(f"{form} ({file.name})" for form, file in forms.items())
+        raise SourceError(
+            f"data.options.path: it has files of several formats: {found}; name those of one, as *.parquet"
+        )
+    return next(iter(forms))
+
+
+def _groups(chosen: TableOptions, names: Sequence[str]) -> dict[str, str | list[str]]:
+    """Return the column or columns of each feature, by the feature's name."""
+    used = [*_all_columns(chosen.y), *([chosen.weight] if chosen.weight else [])]
+    x: _Columns = [name for name in names if name not in used] if chosen.x is None else chosen.x
+    if not x:
+        raise RunFileError(f"data.options.x: {x!r}: it names no column; the files have {', '.join(names)}")
+    if chosen.weight is not None and chosen.y is None:
+        raise RunFileError(f"data.options.weight: {chosen.weight!r}: weights need labels; set data.options.y too")
+    groups: dict[str, str | list[str]] = {}
+    for part, columns in (("x", x), ("y", chosen.y), ("sample_weight", chosen.weight)):
+        if isinstance(columns, dict):
+            groups |= {f"{part}/{name}": each for name, each in columns.items()}
+        elif isinstance(columns, list) and not chosen.stack:
+            groups |= {f"{part}/{name}": name for name in columns}
+        elif columns is not None:
+            groups[part] = columns
+    _require_distinct(groups)
+    return groups
+
+
+def _require_distinct(groups: Mapping[str, str | list[str]]) -> None:
+    """Refuse a column in two features, and a feature without a column."""
+    seen: dict[str, str] = {}
+    for name, columns in groups.items():
+        if not columns or name.endswith("/"):
+            raise RunFileError(f"data.options.{_key(name)}: {columns!r}: name at least one column")
+        for column in _listed(columns):
+            if column in seen:
+                raise RunFileError(
+                    f"data.options.{_key(name)}: {column!r} is in {_key(seen[column])} too; leave it out of one"
+                )
+            seen[column] = name
+
+
+def _listed(columns: str | list[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else columns
+
+
+def _all_columns(columns: _Columns) -> list[str]:
+    each = columns.values() if isinstance(columns, dict) else [columns or []]
+    return list(chain.from_iterable(map(_listed, each)))
+
+
+def _key(feature: str) -> str:
+    """Return the key of the run file that names a feature's column."""
+    part, slash, name = feature.partition("/")
+    return "weight" if part == "sample_weight" else f"{part}{'.' * len(slash)}{name}"
+
+
+def _partition_types(files: Sequence[SourceFile]) -> dict[str, ColumnType]:
+    """Return what the names of folders become: integers, if all are, else text."""
+    found = [_partition_of(file) for file in files]
+    types: dict[str, ColumnType] = {}
+    for name in found[0]:
+        if different := next((at for at, each in enumerate(found) if each.get(name, _NULL) == _NULL), None):
+            raise SourceError(f"{files[different]}: its folders do not say {name!r}, as those of other files do")
+        values = [each[name] for each in found]
+        whole = all(re.fullmatch(r"-?\d{1,18}", value) for value in values)
+        types[name] = ColumnType(dtype="int64") if whole else ColumnType(dtype=STRING, encoding="text")
+    return types
+
+
+def _partition_of(file: SourceFile) -> dict[str, str]:
+    """Return what the names of a file's folders say, as `year=2026` does."""
+    parts = (_PARTITION.fullmatch(part) for part in file.relative.split("/")[:-1])
+    return {part[1]: unquote(part[2]) for part in parts if part}
+
+
+def _feature(name: str, columns: str | list[str], plan: _Plan, files: Sequence[SourceFile]) -> Feature:
+    """Return a feature, with its vocabulary and what fills its nulls."""
+    types = {column: plan.types[column] for column in _listed(columns)}
+    first = next(iter(types))
+    if isinstance(columns, list):
+        kind, vocabulary = stacked_type(types, key=_key(name), floats=plan.floats), []
+    else:
+        kind, vocabulary = types[columns], plan.chosen.vocabulary.get(columns, [])
+        if kind.is_dictionary and not vocabulary:
+            vocabulary = _dictionary(columns, plan, files)
+        if vocabulary and (kind.encoding != "text" or kind.shape or kind.is_sequence):
+            raise RunFileError(f"data.options.vocabulary.{first}: the column is {kind}, and only text has a vocabulary")
+        if len(set(vocabulary)) < len(vocabulary):
+            raise RunFileError(f"data.options.vocabulary.{first}: {vocabulary!r}: a text is in it twice; remove one")
+    if name == "sample_weight":
+        if kind.encoding != "array" or kind.shape or kind.is_sequence:
+            raise RunFileError(f"data.options.weight: {columns!r} is {kind}; weights are one number for each example")
+        kind = replace(kind, dtype=plan.floats)
+    fills = {column: _fill_of(column, plan.chosen.fill, kind, vocabulary) for column in types}
+    if len(set(fills.values())) > 1:
+        raise RunFileError(
+            f"data.options.fill: {plan.chosen.fill!r}: stacked columns have one value for nulls; give all columns of "
+            f"{_key(name)} the same"
+        )
+    return kind.feature(name, columns, vocabulary=vocabulary, fill=fills[first])
+
+
+def _fill_of(
+    column: str, fill: Fill | Mapping[str, Fill] | None, kind: ColumnType, vocabulary: Sequence[str]
+) -> Fill | None:
+    """Return what fills a column's nulls. One value for all columns fills those that it fits."""
+    if isinstance(fill, Mapping):
+        if column in fill:
+            require_fill(column, fill[column], kind, vocabulary)
+        return fill.get(column)
+    if fill is None or kind.encoding == "image" or (kind.encoding == "text") != isinstance(fill, str):
+        return None
+    require_fill(column, fill, kind, vocabulary)
+    return fill
+
+
+def _dictionary(column: str, plan: _Plan, files: Sequence[SourceFile]) -> list[str]:
+    """Return the vocabulary of a dictionary column, as the first rows have it. Other rows must keep to it."""
+    import pyarrow as pa
+
+    for file in files:
+        for rows in batches_of(file, plan.form, plan.csv, columns=[column], types={}):
+            (found,) = rows.column(column).chunks if column in rows.column_names else (None,)
+            if not isinstance(found, pa.DictionaryArray):
+                break
+            texts = [str(text) for text in found.dictionary.to_pylist() if text is not None]
+            if len(texts) > _MOST_TEXTS:
+                raise SourceError(
+                    f"{file}: the column {column!r} is {found.type} with {len(texts):,} values, and a vocabulary has "
+                    f"at most {_MOST_TEXTS:,}; write it as text or as numbers"
+                )
+            return texts
+    raise SourceError(
+        f"{files[0]}: the column {column!r} has no rows with a vocabulary; set data.options.vocabulary: "
+        f"{{{column}: [texts]}}"
+    )
+
+
+def _require_same(file: SourceFile, plan: _Plan) -> None:
+    """Refuse a file whose columns have other types than the first file's."""
+    schema = schema_of(file, plan.form, plan.csv)
+    for column in plan.columns:
+        field, first = find_field(schema, column), find_field(plan.schema, column)
+        if field is None or first is None:
+            raise SourceError(
+                f"{file}: has no column {column!r}, as other files have; {suggestion(column, schema.names)}"
+            )
+        if field.type != first.type and plan.form != "csv":
+            raise SourceError(
+                f"{file}: the column {column!r} is {field.type}, but {first.type} in other files; write them with one "
+                "type"
+            )
+
+
+def _planned(files: Sequence[SourceFile], plan: _Plan, most_records: int | None) -> list[Range]:
+    """Return the ranges of all files, once their footers are read."""
+
+    def of_file(file: SourceFile) -> list[Range]:
+        _require_same(file, plan)
+        partition = {name: text for name, text in _partition_of(file).items() if name in plan.types}
+        return planned_ranges(file, plan.form, plan.columns, partition=partition, most_records=most_records)
+
+    found = list(chain.from_iterable(parallel_map(of_file, files, workers=_WORKERS)))
+    if not found:
+        raise SourceError(f"{files[0]}: no file has a row; name files with rows")
+    return found
+
+
+def _rows(files: Sequence[SourceFile], plan: _Plan) -> Iterator[LocatedExample]:
+    """Yield the rows of all files, to be copied."""
+    types = {field.name: _type_in_csv(field.type) for field in plan.schema} if plan.form == "csv" else {}
+    plain = [each for each in plan.features if each.name not in plan.sequences]
+    for file in files:
+        _require_same(file, plan)
+        # As spreadsheets count, the header of CSV is row 1.
+        first = 2 if plan.form == "csv" else 0
+        for rows in batches_of(file, plan.form, plan.csv, columns=list(plan.columns), types=types):
+            where = partial(_where, file, first)
+            arrays: dict[str, Array | list[Array]] = dict(_arrays(rows, plain, _partition_of(file), where))
+            for feature in plan.features:
+                if feature.name in plan.sequences:
+                    arrays[feature.name] = _lists(rows, feature, where)
+            yield from _examples(arrays, plan.features, rows.num_rows, where)
+            first += rows.num_rows
+
+
+def _type_in_csv(kind: Any) -> Any:
+    """Return the type of a column; one without a value in the first rows may have numbers later."""
+    import pyarrow as pa
+
+    return pa.float64() if pa.types.is_null(kind) else kind
+
+
+def _where(file: SourceFile, first: int, row: int) -> str:
+    return f"{file}, row {first + row}"
+
+
+def _arrays(
+    rows: Any, features: Sequence[Feature], partition: Mapping[str, str], where: Callable[[int], str]
+) -> dict[str, Array]:
+    """Return the features of rows, [rows, *shape]."""
+    try:
+        return table_arrays(rows, features, partition=partition, where=where)
+    except DamagedDataset as fault:
+        raise SourceError(str(fault)) from fault
+
+
+def _lists(rows: Any, feature: Feature, where: Callable[[int], str]) -> list[Array]:
+    """Return the lists of a column, one array [items, *shape] for each row."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    column = column_of(rows, feature.record_key, where)
+    if column.null_count:
+        row = compute.index(column.is_null(), value=True).as_py()
+        raise SourceError(
+            f"{where(row)}: column {feature.record_key!r} is null; write an empty list, or remove the row"
+        )
+    ends = np.cumsum(compute.list_value_length(column).to_numpy(zero_copy_only=False))
+    items = pa.table({feature.record_key: column.flatten()})
+    if not len(items):
+        return [np.zeros((0, *feature.shape), object if feature.encoding == "text" else feature.dtype)] * len(ends)
+    values = _arrays(items, [feature], {}, lambda item: where(int(np.searchsorted(ends, item, side="right"))))
+    return np.split(values[feature.name], ends[:-1])
+
+
+def _examples(
+    arrays: Mapping[str, Array | list[Array]], features: Sequence[Feature], rows: int, where: Callable[[int], str]
+) -> Iterator[LocatedExample]:
+    for row in range(rows):
+        example: dict[str, Array] = {}
+        for feature in features:
+            values: Any = arrays[feature.name]
+            example[feature.name] = values[row] if isinstance(values, list) else values[row, ...]
+            if feature.encoding == "image":
+                try:
+                    example[feature.name] = decode_image_file(values[row], feature.shape, feature.dtype)
+                except ValueError as fault:
+                    raise SourceError(
+                        f"{where(row)}: column {feature.record_key!r} {fault}; save it as JPEG or PNG, or remove it"
+                    ) from fault
+        yield where(row), Row(example)
