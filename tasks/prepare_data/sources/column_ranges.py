@@ -6,9 +6,10 @@ get their checksum, every value is read and checked, and images are decoded.
 
 import dataclasses
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
 import google_crc32c
 import numpy as np
@@ -24,6 +25,8 @@ from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 # Ranges that are decoded at once; twice as many are in memory.
 _WORKERS = 2
+# Images of one range that are decoded at once.
+_IMAGE_WORKERS = min(os.cpu_count() or 1, 16)
 _BUFFER_BYTES = 1 << 20
 
 
@@ -74,12 +77,10 @@ def _read_ranges(
 ) -> Iterator[tuple[Range, int, dict[str, Array]]]:
     """Yield each range with the row of its file that it begins with, and its values."""
     by_uri = {file.uri: file for file in files}
-    work = partial(_read, features=features, images=images)
-    for uri, ranges in groupby(planned, key=lambda each: each.path):
-        first = 0
-        for found, arrays in map_ahead(work, _with_bytes(by_uri[uri], ranges), workers=_WORKERS):
-            yield found, first, arrays
-            first += found.records
+    of_files = groupby(planned, key=lambda each: each.path)
+    # The next file is read while the last ranges of this one are decoded: many files have a single range.
+    data = chain.from_iterable(_with_bytes(by_uri[uri], ranges) for uri, ranges in of_files)
+    yield from map_ahead(partial(_read, features=features, images=images), data, workers=_WORKERS)
 
 
 def _where(uri: str, first: int, row: int) -> str:
@@ -135,8 +136,8 @@ def _end(each: Range) -> int:
 
 def _read(
     found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature], images: bool
-) -> tuple[Range, dict[str, Array]]:
-    """Return a range with its checksums, and its values as the model takes them; of images the files or `images`."""
+) -> tuple[Range, int, dict[str, Array]]:
+    """Return a range with its checksums, the records before it, and its values; of images the files or `images`."""
     planned, first, head, body = found
     layout = planned.layout
     if layout is None:
@@ -148,7 +149,7 @@ def _read(
     except DamagedDataset as fault:
         raise SourceError(str(fault)) from fault
     where = partial(_where, read.path, first)
-    return read, {each.name: decoded_values(arrays[each.name], each, where, images=images) for each in features}
+    return read, first, {each.name: decoded_values(arrays[each.name], each, where, images=images) for each in features}
 
 
 def decoded_values(values: Array, feature: Feature, where: Callable[[int], str], *, images: bool = False) -> Array:
@@ -170,9 +171,11 @@ def decoded_values(values: Array, feature: Feature, where: Callable[[int], str],
         return values
     if feature.encoding == "image":
         decoded = np.empty((len(values) if images else 0, *feature.shape), feature.dtype)
-        for row, data in enumerate(values):
+        decode = partial(decode_image_file, shape=feature.shape, dtype=feature.dtype)
+        found = map_ahead(decode, values, workers=_IMAGE_WORKERS)
+        for row in range(len(values)):
             try:
-                image = decode_image_file(data, feature.shape, feature.dtype)
+                image = next(found)
             except ValueError as fault:
                 raise SourceError(
                     f"{where(row)}: {feature.record_key!r} {fault}; save it as JPEG or PNG, or remove it"
