@@ -255,7 +255,7 @@ def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
         StorageError: the store failed, or has too little space.
         DamagedDataset: the existing manifest cannot be read.
     """
-    if any(":" in source or source in {"npz", "table"} for source in call.spec.data.all_sources):
+    if any(":" in source or source in {"huggingface", "npz", "table"} for source in call.spec.data.all_sources):
         # Arrays are cast to the run's floatx. A process that has acquired devices has it already.
         head = place.log.head_seen()
         keep_keras_config(None if head is None else head.environment.keras)

@@ -6,6 +6,7 @@ which the manifest of the prepared dataset describes too. `data.validation` and 
 
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Final, Literal, Self
@@ -184,7 +185,7 @@ _CHECK_ONLY = "a check of the examples; it changes none"
 
 
 TFDS_DATA_DIR: Final = "~/tensorflow_datasets"  # the default of TensorFlow Datasets
-_IN_PLACE = ("table", "tar", "tfds", "tfrecord")
+_IN_PLACE = ("huggingface", "table", "tar", "tfds", "tfrecord")
 _ALWAYS_COPIED = (".csv", ".tsv")
 
 
@@ -194,10 +195,18 @@ def _stays_in_place(source: SetSpec) -> bool:
     return source.source in _IN_PLACE and not is_copied
 
 
+def hub_folder(name: str) -> str:
+    """Return where the hub's cache has a dataset, by the environment variables of the package `huggingface_hub`."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/datasets--{name.replace('/', '--')}"
+
+
 def _path_in_place(source: SetSpec) -> object:
-    """Return `options.path`; of a dataset that `tfds` has by name, the folder of all prepared datasets."""
+    """Return `options.path`; of a dataset by its name, the folder of all datasets of `tfds`, or its own of the hub."""
     if source.source == "tfds" and "name" in source.options:
         return source.options.get("data_dir", TFDS_DATA_DIR)
+    if source.source == "huggingface" and isinstance(name := source.options.get("name"), str):
+        return hub_folder(name)
     return source.options.get("path")
 
 
@@ -205,8 +214,9 @@ class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, images, npz, table, tar, text, tfds, tfrecord) or a function, "
-        "data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
+        description="a built-in source (csv, digits, huggingface, images, npz, table, tar, text, tfds, tfrecord) or a "
+        "function, data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or "
+        "batches"
     )
     sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
         default=(),

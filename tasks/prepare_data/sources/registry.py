@@ -9,6 +9,7 @@ from tasks.foundation.errors import RunFileError
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.sources.digits import digits
 from tasks.prepare_data.sources.function import function
+from tasks.prepare_data.sources.huggingface import HuggingfaceOptions, huggingface
 from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
@@ -30,13 +31,14 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "tfrecord": tfrecord,
 }
 # Those whose examples `data.pad` and `data.pack` bring to one length.
-_WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"table": table}
+_WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"huggingface": huggingface, "table": table}
 
 
 # The `data.options` of each source.
 _OPTIONS: dict[str, type[Options]] = {
     "csv": CsvOptions,
     "digits": Options,
+    "huggingface": HuggingfaceOptions,
     "images": ImagesOptions,
     "npz": NpzOptions,
     "table": TableOptions,

@@ -117,6 +117,8 @@ def parse_options(model: type[OptionsT], options: Mapping[str, Any], *, source: 
         return model.model_validate(dict(options))
     except ValidationError as fault:
         first = fault.errors()[0]
+        if not first["loc"]:  # options that do not go together; the error names them
+            raise RunFileError(f"data.options.{first['ctx']['error']}") from fault
         key = str(first["loc"][0])
         remedy = known[key].description
         path, value, missing = _find_option(options, first["loc"])

@@ -191,7 +191,7 @@ def names_file(path: str, code_folder: Path, uri: str) -> bool:
     below, patterns = parts[len(fixed) :], given[len(fixed) :]
     if parts[: len(fixed)] != fixed or not below or {"", ".", ".."} & set(below):
         return False
-    return _matches(below, patterns) if patterns else True
+    return matches(below, patterns) if patterns else True
 
 
 def require_local_path(path: str, code_folder: Path) -> None:
@@ -276,7 +276,7 @@ def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFi
     patterns = parts[len(fixed) :]
     for file in base.files(""):
         # Some tools mark folders with empty objects.
-        if file.endswith("/") or not (_matches(file.split("/"), patterns) if patterns else file.endswith(suffix)):
+        if file.endswith("/") or not (matches(file.split("/"), patterns) if patterns else file.endswith(suffix)):
             continue
         yield SourceFile(storage=base, path=file, relative=file)
 
@@ -287,13 +287,13 @@ def _fixed(parts: Sequence[str]) -> list[str]:
     return list(parts[:count])
 
 
-def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+def matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     """Match as `Path.glob` does: `*` stays within one part, `**` matches any number of parts."""
     if not patterns:
         return not parts
     if patterns[0] == "**":
-        return any(_matches(parts[begin:], patterns[1:]) for begin in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
+        return any(matches(parts[begin:], patterns[1:]) for begin in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and matches(parts[1:], patterns[1:])
 
 
 def _missing_path_error(path: str, target: Path) -> SourceError:

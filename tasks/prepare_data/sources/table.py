@@ -334,7 +334,7 @@ def _form(files: Sequence[SourceFile]) -> Form:
 
 def _groups(chosen: TableOptions, names: Sequence[str]) -> dict[str, str | list[str]]:
     """Return the column or columns of each feature, by the feature's name."""
-    used = [*_all_columns(chosen.y), *([chosen.weight] if chosen.weight else [])]
+    used = [*all_columns(chosen.y), *([chosen.weight] if chosen.weight else [])]
     x: _Columns = [name for name in names if name not in used] if chosen.x is None else chosen.x
     if not x:
         raise RunFileError(f"data.options.x: {x!r}: it names no column; the files have {', '.join(names)}")
@@ -370,7 +370,8 @@ def _listed(columns: str | list[str]) -> list[str]:
     return [columns] if isinstance(columns, str) else columns
 
 
-def _all_columns(columns: _Columns) -> list[str]:
+def all_columns(columns: _Columns) -> list[str]:
+    """Return all columns that an option names."""
     each = columns.values() if isinstance(columns, dict) else [columns or []]
     return list(chain.from_iterable(map(_listed, each)))
 
