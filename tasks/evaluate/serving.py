@@ -251,9 +251,11 @@ def _in_order(found: list[tuple[frozenset[str], Array]], expected: Any) -> list[
 
 
 def _signature(inputs: Mapping[str, Value]) -> list[Any]:
-    """The argument of the model in TensorFlow's specifications; a dict sorted as TensorFlow flattens it."""
-    items = sorted(inputs.items()) if any("/" in name for name in inputs) else inputs.items()
-    return [unflatten({name: tf.TensorSpec(v.shape, v.dtype, name=_for_tensorflow(v.name)) for name, v in items})[0]]
+    """The argument of the model in TensorFlow's specifications."""
+    specs = {
+        name: tf.TensorSpec(each.shape, each.dtype, name=_for_tensorflow(each.name)) for name, each in inputs.items()
+    }
+    return [unflatten(specs)[0]]
 
 
 def _as_litert(model: keras.Model, inputs: Mapping[str, Value], path: Path) -> Predict:

@@ -145,6 +145,7 @@ def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[
     spec = spec_of("build")
     head = lab.log(spec).head()
     assert head is not None
+    metrics = lab.evaluate(spec, head.retained[-1])
     x = np.random.default_rng(1).normal(size=(20, 6)).astype(np.float32)
     np.save(lab.code / "x.npy", x)
     for form, name in TARGETS.items():
@@ -159,6 +160,7 @@ def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[
         serving = json.loads(Path(result["serving"]).read_bytes())
         keys = ("run", "step", "state_digest", "checkpoint")
         assert {key: serving[key] for key in keys} == {key: result[key] for key in keys}
+        assert serving["metrics"] == metrics
         assert serving["inputs"] == [
             {"name": "keras_tensor" if form == "saved_model" else "x", "shape": [None, 6], "dtype": "float32"}
         ]
