@@ -7,6 +7,7 @@ where they are; ranges of remote ones come through the cache of the process.
 The datasets of a mixture may have different forms. Each gives rows as the features of the mixture say.
 """
 
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ from tasks.foundation.storage.interface import Storage
 Rows = dict[str, Array]
 # Ranges that are read together, and which examples of the part among them are taken, in order.
 Plan = tuple[Sequence[ShardRecord], npt.NDArray[np.int64]]
+# Bytes; Eigen's tensors begin at a multiple of it.
+_ALIGNMENT = 64
 _WORKERS = min(os.cpu_count() or 1, 8)
 # What `shards.extract` returns for an encoding; the others have the feature's own dtype.
 _DTYPES = {"raw": STRING, "image": STRING, "text": STRING, "int64": "int64", "float": "float32"}
@@ -111,64 +114,103 @@ class RangeReader:
     def _windows(self, plans: Iterator[Plan]) -> Generator[tuple[Rows, npt.NDArray[np.int64]], None, None]:
         """Yield the rows of each plan; those of the next one are read meanwhile."""
         pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="baton-columns")
+        used: Rows = {}
         try:
-            ahead = self._ahead(plans, pool)
+            ahead = self._ahead(plans, pool, used)
             while ahead is not None:
                 chosen, reading = ahead
                 with remember_read_errors():
                     rows = reading.result()
-                ahead = reading = None  # type: ignore[assignment] # frees the rows before the next are read
-                ahead = self._ahead(plans, pool)
+                del ahead, reading
+                ahead = self._ahead(plans, pool, used)
                 yield rows, chosen
+                # Fresh memory costs as much time as reading; objects would stay until they are replaced.
+                used = {name: values for name, values in rows.items() if values.dtype != object}
                 del rows
         finally:
             # Do not wait: what is read ahead is not needed, and the store may be unreachable.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _ahead(
-        self, plans: Iterator[Plan], pool: ThreadPoolExecutor
+        self, plans: Iterator[Plan], pool: ThreadPoolExecutor, used: Rows
     ) -> "tuple[npt.NDArray[np.int64], Future[Rows]] | None":
         plan = next(plans, None)
         if plan is None:
             return None
         records, chosen = plan
-        return chosen, _in_thread(partial(self._read, records, pool))
+        return chosen, _in_thread(partial(self._read, records, pool, used))
 
-    def _read(self, records: Sequence[ShardRecord], pool: ThreadPoolExecutor) -> Rows:
-        """Return the part's examples of ranges, in their order."""
+    def _read(self, records: Sequence[ShardRecord], pool: ThreadPoolExecutor, used: Rows) -> Rows:
+        """Return the part's examples of ranges, in their order; in arrays that were used before, if they suffice."""
         with fetched(self.storage, records) as places:
-            if len(places) == 1:
-                return self._read_range(*places[0])
             ends = np.cumsum([record.examples for record in records])
-            rows = {each.name: np.empty((int(ends[-1]), *_shape(each)), _numpy_dtype(each)) for each in self.features}
+            rows = {each.name: _room(each, int(ends[-1]), used.pop(each.name, None)) for each in self.features}
 
             def fill(place: tuple[LocalBytes, LocalBytes | None], end: int) -> None:
-                for name, values in self._read_range(*place).items():
-                    rows[name][end - len(values) : end] = values
+                begin = end - place[0].record.examples
+                self._fill(*place, {name: values[begin:end] for name, values in rows.items()})
 
             for done in [pool.submit(fill, place, int(end)) for place, end in zip(places, ends, strict=True)]:
                 done.result()
             return rows
 
-    def _read_range(self, place: LocalBytes, head: LocalBytes | None) -> Rows:
+    def _fill(self, place: LocalBytes, head: LocalBytes | None, into: Rows) -> None:
+        """Read the part's examples of a range."""
         record, own = place.record, self.manifest.features
-        body = memoryview(place.read_verified())
+        body = place.read_verified(_BUFFERS.of_size(record.size))
+        held_out = self.manifest.held_out
+        chosen = None if held_out is None else positions_of_part(self.part, held_out, [record])
         if record.layout is None:
             with tf.device("/CPU:0"):
                 rows = {name: values.numpy() for name, values in extract(tf.constant(framed(body)), own).items()}
+            rows = rows if chosen is None else _taken(rows, chosen)
         else:
-            rows = read_columns(body, memoryview(b"" if head is None else head.read_verified()), record, own)
-        if self.manifest.held_out is not None:
-            chosen = positions_of_part(self.part, self.manifest.held_out, [record])
-            rows = _taken(rows, chosen)
-        if own == self.features:
-            return rows
+            of_head = memoryview(b"") if head is None else head.read_verified(memoryview(bytearray(head.record.size)))
+            rows = read_columns(body, of_head, record, own, rows=chosen, into=into if own == self.features else None)
         of_own = {each.name: each for each in own}
-        return {each.name: _as(each, rows[each.name], of_own[each.name]) for each in self.features}
+        for each in self.features:
+            if rows[each.name] is not into[each.name]:
+                into[each.name][...] = _as(each, rows[each.name], of_own[each.name])
+
+
+class _Buffers(threading.local):
+    """The memory that a thread reads bytes into, over and over."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(0, np.uint8)
+
+    def of_size(self, size: int) -> memoryview:
+        """Return as many bytes; they are used again by the next call."""
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer.data[:size]
+
+
+_BUFFERS = _Buffers()
+
+
+def _room(feature: Feature, count: int, used: Array | None) -> Array:
+    if used is not None and len(used) >= count:
+        return used[:count]
+    return np.empty((count, *_shape(feature)), _numpy_dtype(feature))
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.int64]) -> Rows:
-    return {name: values.take(chosen, axis=0) for name, values in rows.items()}
+    return {
+        name: values.take(chosen, axis=0)
+        if values.dtype == object
+        # The indices are valid; `clip` writes into the array without another copy.
+        else values.take(chosen, axis=0, out=_aligned((len(chosen), *values.shape[1:]), values.dtype), mode="clip")
+        for name, values in rows.items()
+    }
+
+
+def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Return an array that TensorFlow takes without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _as(wanted: Feature, values: Array, own: Feature) -> Array:

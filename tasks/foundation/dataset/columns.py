@@ -12,11 +12,13 @@ images, and texts as the positions that they have in a vocabulary. A null is fil
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tasks.foundation.contracts.dataset import Feature, ShardRecord
 from tasks.foundation.dataset.features import Array
@@ -27,21 +29,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Called with the bytes of the range, those of its head (see `RangeLayout`), the range and the features. Returns for
-# each feature an array [records_held, *shape] of its dtype, or, of text and images, of bytes objects.
-Reader = Callable[[memoryview, memoryview, ShardRecord, Sequence[Feature]], dict[str, Array]]
+# each feature an array [records_held, *shape] of its dtype, or, of text and images, of bytes objects; of columns that
+# are stacked an iterator over them.
+Reader = Callable[[memoryview, memoryview, ShardRecord, Sequence[Feature]], Mapping[str, Array | Iterator[Array]]]
 # What lists of values are in records, see `shards.extract`.
 _EXTRACTED = {"int64": "int64", "float": "float32"}
 # Bytes that hold a whole array.
 _WHOLE = {"image", "raw"}
-# Rows of several columns that are stacked at once, so that they stay in the processor's cache.
-_STACKED_ROWS = 256
+# Columns and rows that are stacked at once, so that they stay in the processor's cache.
+_STACKED_COLUMNS = 32
+_STACKED_ROWS = 2048
 _MAGIC = b"PAR1"
 # The bytes are in memory: nothing is read ahead, and no threads are started.
 _ARRAY_RECORD_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
 def read_columns(
-    body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]
+    body: memoryview,
+    head: memoryview,
+    record: ShardRecord,
+    features: Sequence[Feature],
+    *,
+    rows: npt.NDArray[np.int64] | None = None,
+    into: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
     """Return the values of all features of a range, by name.
 
@@ -50,6 +60,9 @@ def read_columns(
         head: its footer or schema, verified.
         record: the range.
         features: what is read of it.
+        rows: indices of the examples that are kept; None: all.
+        into: arrays of the kept examples, which are filled and returned. Without it, what is returned may be a view of
+            `body`.
 
     Raises:
         DamagedDataset: the bytes are not what `record` says, or a value cannot be what its feature says; names the
@@ -58,13 +71,44 @@ def read_columns(
     if record.layout is None:
         raise ValueError(f"{record.path} is a TFRecord file")
     found = _reader(record.layout.form)(body, head, record, features)
-    for feature in features:
-        if len(found[feature.name]) != record.records_held:
-            raise DamagedDataset(
-                f"{record.path}: {feature.record_key!r} has {len(found[feature.name])} values from byte {record.begin} "
-                f"on, not {record.records_held}; restore the original file, or start a new run"
-            )
-    return found
+    return {
+        each.name: _filled(
+            each, found[each.name], partial(_kept, record, each, rows), None if into is None else into[each.name]
+        )
+        for each in features
+    }
+
+
+def _kept(record: ShardRecord, feature: Feature, rows: npt.NDArray[np.int64] | None, values: Array) -> Array:
+    if len(values) != record.records_held:
+        raise DamagedDataset(
+            f"{record.path}: {feature.record_key!r} has {len(values)} values from byte {record.begin} on, not "
+            f"{record.records_held}; restore the original file, or start a new run"
+        )
+    return values if rows is None else values.take(rows, axis=0)
+
+
+def _filled(
+    feature: Feature, values: Array | Iterator[Array], kept: Callable[[Array], Array], target: Array | None
+) -> Array:
+    """Return the kept values of a feature, in `target` if there is one."""
+    if isinstance(values, np.ndarray):
+        if target is None:
+            return kept(values)
+        target[...] = kept(values)
+        return target
+    first = 0
+    while block := [kept(column) for column in islice(values, _STACKED_COLUMNS)]:
+        if target is None:
+            target = np.empty((len(block[0]), *feature.shape), feature.dtype)
+        for begin in range(0, len(target), _STACKED_ROWS):
+            rows = target[begin : begin + _STACKED_ROWS]
+            for index, column in enumerate(block, start=first):
+                rows[..., index] = column[begin : begin + _STACKED_ROWS]
+        first += len(block)
+    if target is None:
+        raise ValueError(f"{feature.name} has no columns")
+    return target
 
 
 def _reader(form: str) -> Reader:
@@ -79,7 +123,9 @@ def _reader(form: str) -> Reader:
     raise NotImplementedError(form)
 
 
-def _parquet(body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]) -> dict[str, Array]:
+def _parquet(
+    body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]
+) -> Mapping[str, Array | Iterator[Array]]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -87,22 +133,24 @@ def _parquet(body: memoryview, head: memoryview, record: ShardRecord, features: 
     if layout is None:
         raise ValueError(f"{record.path} has no row groups")
     groups = range(layout.first_part, layout.first_part + layout.parts)
-    columns = [key for feature in features for key in column_names(feature) if key not in layout.partition]
     coded = {feature.record_key for feature in features if feature.vocabulary}
     try:
         metadata = parquet_metadata(bytes(head))
         # Codes of a dictionary are read faster than its texts.
         coded &= {metadata.schema.column(index).path for index in range(len(metadata.schema))} if coded else set()
-        file = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
-        table = parquet.ParquetFile(file, metadata=metadata, read_dictionary=sorted(coded)).read_row_groups(
-            groups, columns=columns
-        )
-    except (pa.ArrowException, OSError, IndexError) as fault:
-        raise DamagedDataset(f"{record.path}: row group {layout.first_part} cannot be read: {fault}") from fault
+        opened = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
+        file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=sorted(coded))
+    except (pa.ArrowException, OSError) as fault:
+        raise DamagedDataset(f"{record.path}: its footer cannot be read: {fault}") from fault
     first = sum(metadata.row_group(group).num_rows for group in range(layout.first_part))
-    return table_arrays(
-        table, features, partition=layout.partition, where=lambda row: f"{record.path}, row {first + row}"
-    )
+
+    def read(keys: Sequence[str]) -> pa.Table:
+        try:
+            return file.read_row_groups(groups, columns=[key for key in keys if key not in layout.partition])
+        except (pa.ArrowException, OSError, IndexError) as fault:
+            raise DamagedDataset(f"{record.path}: row group {layout.first_part} cannot be read: {fault}") from fault
+
+    return _arrays_of(read, features, partition=layout.partition, where=lambda row: f"{record.path}, row {first + row}")
 
 
 def _arrow(body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]) -> dict[str, Array]:
@@ -178,10 +226,22 @@ def column_names(feature: Feature) -> tuple[str, ...]:
 def table_arrays(
     table: "pa.Table", features: Sequence[Feature], *, partition: Mapping[str, str], where: Callable[[int], str]
 ) -> dict[str, Array]:
-    """Return the values of a table's rows, by feature.
+    """Return the values of a table's rows, by feature; for arguments and errors see `_arrays_of`."""
+    found = _arrays_of(lambda _: table, features, partition=partition, where=where)
+    return {each.name: _filled(each, found[each.name], lambda values: values, None) for each in features}
+
+
+def _arrays_of(
+    read: Callable[[Sequence[str]], "pa.Table"],
+    features: Sequence[Feature],
+    *,
+    partition: Mapping[str, str],
+    where: Callable[[int], str],
+) -> Mapping[str, Array | Iterator[Array]]:
+    """Return the values of a table's rows, by feature; of columns that are stacked an iterator over them.
 
     Args:
-        table: with at least one row.
+        read: returns a table of some columns, with at least one row; it may have more.
         features: what is read of it.
         partition: columns that have one text in all rows.
         where: says where a row is, given its index, for messages.
@@ -190,18 +250,23 @@ def table_arrays(
         DamagedDataset: a column is missing, has a null and no `fill`, lists of another length, or a text that is not in
             the vocabulary.
     """
-    found: dict[str, Array] = {}
-    for feature in features:
+
+    def values(table: "pa.Table", feature: Feature, key: str) -> Array:
+        if key in partition:
+            return _constant(partition[key], feature, table.num_rows)
         shape = feature.shape[:-1] if feature.stacked else feature.shape
-        shape = () if feature.encoding in _WHOLE else shape
-        parts = [
-            _constant(partition[key], feature, table.num_rows)
-            if key in partition
-            else _values(column_of(table, key, where), key, shape, feature, where)
-            for key in column_names(feature)
-        ]
-        found[feature.name] = _stacked(parts) if feature.stacked else parts[0]
-    return found
+        return _values(column_of(table, key, where), key, () if feature.encoding in _WHOLE else shape, feature, where)
+
+    def columns(feature: Feature) -> Iterator[Array]:
+        for begin in range(0, len(feature.stacked), _STACKED_COLUMNS):
+            keys = feature.stacked[begin : begin + _STACKED_COLUMNS]
+            table = read(keys)
+            yield from (values(table, feature, key) for key in keys)
+
+    single = [each for each in features if not each.stacked]
+    table = read([each.record_key for each in single]) if single else None
+    found: dict[str, Array | Iterator[Array]] = {each.name: columns(each) for each in features if each.stacked}
+    return {**found, **{each.name: values(table, each, each.record_key) for each in single}}
 
 
 def column_of(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.Array":
@@ -302,17 +367,6 @@ def _constant(text: str, feature: Feature, rows: int) -> Array:
     if feature.encoding == "text":
         return np.full(rows, text.encode(), object)
     return np.full(rows, np.asarray(text).astype(feature.dtype))
-
-
-def _stacked(columns: Sequence[Array]) -> Array:
-    """Return arrays [rows, …] as one, [rows, …, columns]."""
-    if columns[0].ndim > 1:
-        return np.stack(columns, axis=-1)
-    stacked = np.empty((len(columns[0]), len(columns)), np.result_type(*columns))
-    for begin in range(0, len(stacked), _STACKED_ROWS):
-        end = begin + _STACKED_ROWS
-        stacked[begin:end] = np.array([column[begin:end] for column in columns]).T
-    return stacked
 
 
 def value_bytes(features: Sequence[Feature]) -> int:

@@ -127,7 +127,7 @@ class Layout:
     def of_host(self, values: Any) -> Any:
         """Return the rows of this host from a tensor [chunk_batches * global_batch_size, ...], or a dict, in order."""
         if isinstance(values, dict):
-            return {name: self.of_host(each) for name, each in values.items()}
+            return values if self.hosts == 1 else {name: self.of_host(each) for name, each in values.items()}
         below = values.shape[1:]
         rows = tf.reshape(values, [self.chunk_batches, self.hosts, self.per_host, *below])[:, self.host]
         return tf.reshape(rows, [self.chunk_batches * self.per_host, *below])

@@ -65,6 +65,7 @@ _DECODE_TOGETHER = 256
 _SHARE = 0.5
 _PARSE_EXAMPLES = 4096
 _PARSE_BYTES = 8 << 20
+_COLUMN_BYTES = 4 << 20
 # Looking a row up costs little, so that starting the operations matters for the smallest batches only.
 _GATHER_EXAMPLES = 256
 
@@ -626,6 +627,6 @@ def _examples_to_parse(storage: Storage, ref: DatasetRef, manifest: DatasetManif
     found = [plain for _, plain in plain_datasets(storage, manifest, ref.folder)]
     in_window = sum(min(plain.train[0].examples * window_shards, plain.train_examples) for plain in found)
     if has_columns(found):  # the bytes in the files say little of the arrays
-        return min(_PARSE_EXAMPLES, max(1, _PARSE_BYTES // max(1, value_bytes(manifest.features))), in_window)
+        return min(_PARSE_EXAMPLES, max(1, _COLUMN_BYTES // max(1, value_bytes(manifest.features))), in_window)
     of_size = min(_PARSE_BYTES * plain.train[0].records_held // plain.train[0].size for plain in found)
     return min(_PARSE_EXAMPLES, of_size, in_window)

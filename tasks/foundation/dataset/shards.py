@@ -32,7 +32,7 @@ from tasks.foundation.dataset.manifest import Part, positions_of_part
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
 from tasks.foundation.storage.interface import FileStat, Storage
 from tasks.foundation.storage.opening import locate_shard
-from tasks.foundation.storage.transfers import checksum_bytes, checksum_file, damage_of
+from tasks.foundation.storage.transfers import checksum_file, damage_of, extend_crc32c
 
 # `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
@@ -392,8 +392,8 @@ class LocalBytes:
     begin: int
     record: ShardRecord
 
-    def read_verified(self) -> bytes:
-        """Return the bytes, compared with the manifest.
+    def read_verified(self, buffer: memoryview) -> memoryview:
+        """Read the bytes into a buffer of their size, and compare them with the manifest.
 
         Raises:
             DamagedDataset: they differ from the manifest, or the file is gone.
@@ -402,12 +402,12 @@ class LocalBytes:
         try:
             with self.file.open("rb") as opened:
                 opened.seek(self.begin)
-                data = opened.read(self.record.size)
+                data = buffer[: opened.readinto(buffer)]
         except FileNotFoundError as fault:
             raise _missing(where, self.record) from fault
         except OSError as fault:
             raise StorageError(f"{where}: cannot be read: {fault.strerror}; check the disk, and run again") from fault
-        found = checksum_bytes(data)
+        found = FileStat(size=len(data), crc32c=f"{extend_crc32c(0, data):08x}")
         if not _agrees(found, self.record):
             raise DamagedDataset(
                 f"{where} has other bytes than when the dataset was prepared: {found.size} bytes from byte "
