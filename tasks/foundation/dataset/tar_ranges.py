@@ -13,6 +13,7 @@ Values come from files by their last suffix: `jpg`, `jpeg` and `png` are images,
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -296,7 +297,7 @@ def npy_header(example: TarExample, content: memoryview) -> tuple[np.dtype[Any],
         # Version 3 is for fields with names that are no ASCII.
         read = form.read_array_header_1_0 if form.read_magic(stream) == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except (ValueError, EOFError) as fault:
+    except Exception as fault:  # NumPy parses the header as Python: SyntaxError, TokenError, TypeError and more
         raise TarFault(
             f"{example}: its npy is damaged ({shown(str(fault))}); write it with np.save(file, array)"
         ) from fault
@@ -305,7 +306,7 @@ def npy_header(example: TarExample, content: memoryview) -> tuple[np.dtype[Any],
             f"{example}: its npy has the dtype {dtype}; save an array of numbers, such as float32: pickled objects are "
             "not read"
         )
-    if len(content) - stream.tell() != dtype.itemsize * int(np.prod(shape, dtype=object)):
+    if len(content) - stream.tell() != dtype.itemsize * math.prod(shape) or min(shape, default=0) < 0:
         raise TarFault(
             f"{example}: its npy has {len(content)} bytes, which do not fit {dtype}{list(shape)}; write it again"
         )

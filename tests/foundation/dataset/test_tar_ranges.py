@@ -179,6 +179,11 @@ CONTENTS: dict[str, tuple[dict[str, bytes], str]] = {
     "other dtype": ({"npy": npy(np.zeros(2))}, r"npy is float64\[2\], not float32\[2\]"),
     "no array": ({"npy": b"\x93NUMPY\x01"}, "its npy is damaged"),
     "array that is cut off": ({"npy": npy(np.zeros(2, np.float32))[:-1]}, "its npy has 135 bytes, which do not fit"),
+    "array with half a header": ({"npy": npy(np.zeros(2, np.float32)).replace(b"}", b" ")}, "its npy is damaged"),
+    "array of negative shape": (
+        {"npy": npy(np.zeros((2, 1), np.float32)).replace(b"(2, 1)", b"(-2,-1)")},
+        "its npy has 137 bytes, which do not fit",
+    ),
     "huge array": (
         {"npy": npy(np.zeros(2, np.float32)).replace(b"(2,), }     ", b"(9**99,), }")},
         "its npy",
