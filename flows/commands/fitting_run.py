@@ -39,8 +39,8 @@ def word_ids(example, *, seed):
 def ids_of(text):
     words = tf.strings.split(tf.strings.lower(text))[:{_WORDS}]
     ids = 1 + tf.strings.to_hash_bucket_fast(words, {_WORD_IDS - 1})
-    return tf.cast(tf.pad(ids, [[0, {_WORDS} - tf.size(ids)]]), tf.int32)
-
+    padded = tf.pad(ids, [[0, {_WORDS} - tf.size(ids)]])
+    return tf.ensure_shape(tf.cast(padded, tf.int32), [{_WORDS}])
 '''
 
 
@@ -179,8 +179,8 @@ def _read_as(feature: Feature) -> tuple[str, tuple[int, ...]]:
 
 def _input(feature: Feature) -> str:
     _, shape = _read_as(feature)
-    name = "" if feature.name == "x" else f', name="{_key(feature)}"'
     dtype = ', dtype="int32"' if feature.dtype == STRING or feature.vocabulary else ""
+    name = "" if feature.name == "x" else f', name="{_key(feature)}"'
     return f"keras.Input({shape}{dtype}{name})"
 
 

@@ -131,7 +131,7 @@ def _say_seen(out: Output, seen: Mapping[str, Any]) -> None:
         ("labels", _labels(seen)),
     ]
     columns = [
-        (each["name"], each["type"], "" if each["nulls"] is None else counted(each["nulls"], "null"), each["use"])
+        (each["name"], each["type"], counted(each["nulls"], "null") if each["nulls"] else "", each["use"])
         for each in seen["columns"]
     ]
     widest = max(len(name) for name, _ in facts)

@@ -17,13 +17,15 @@ from typing import Any, Final
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import CLASSES, ExtremeValue, Feature
 from tasks.foundation.errors import InvalidInput, SourceError
-from tasks.foundation.messages import listed, message
+from tasks.foundation.messages import counted, listed, message
 from tasks.prepare_data.example_checks import Checker
+from tasks.prepare_data.look_tables import FILLED_TEXT, SeenTable, look_at_tables
 from tasks.prepare_data.sources.image_folders import common_size
 from tasks.prepare_data.sources.npz_arrays import arrays_of
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import Source, suggestion
 from tasks.prepare_data.sources.source_files import SourceFile, find_files
+from tasks.prepare_data.sources.table_files import SUFFIXES
 from tasks.prepare_data.sources.tar_files import describe_tars
 from tasks.prepare_data.sources.tfds_folders import describe_folder
 from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_of_record, first_record, record_position
@@ -31,6 +33,8 @@ from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_o
 X, Y = "x", "y"
 # Reading ends after both.
 _SECONDS, _EXAMPLES = 3.0, 1000
+# What Keras calls the layers of the written model.
+_LAYERS = {"concatenate", "dense", "dropout", "embedding", "flatten", "rescaling", "reshape", "x", "y"}
 _NOT_CHOSEN = "left out: add it to x"
 _UNKNOWN_SIZE = [224, 224]  # of images that differ in size, and are not looked at
 _IMAGES = 32  # are decoded to choose a size
@@ -63,6 +67,7 @@ class Plan:
     source: str
     options: dict[str, Any]
     columns: tuple[Column, ...] = ()
+    examples: int | None = None  # as the files say; None: reading tells
     sets: dict[str, dict[str, Any]] = field(default_factory=dict)  # validation, test -> the options of each
 
 
@@ -146,6 +151,7 @@ def _is_hidden(relative: str) -> bool:
 _DESCRIBED = {"features.json": "tfds"}
 _WITH_SPLITS = frozenset(_DESCRIBED.values())
 _SUFFIXES = {
+    **dict.fromkeys(SUFFIXES, "table"),
     ".npz": "npz",
     ".jpg": "images",
     ".jpeg": "images",
@@ -265,6 +271,46 @@ def _text(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     )
 
 
+def _table(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    files = [file for file in files if file.name.endswith(tuple(SUFFIXES))] or files
+    return _of_table("table", {"path": path}, look_at_tables(files), label)
+
+
+def _of_table(source: str, options: Mapping[str, Any], seen: SeenTable, label: str | None) -> Plan:
+    """Return the plan for a table: which columns are x and y, and what they need."""
+    usable = {each.name: each for each in seen.columns if not each.problem}
+    uses = _uses({name: each.kind for name, each in usable.items()}, label)
+    used = [each for each in seen.columns if each.name in uses]
+    x, y = ([each for each in used if uses[each.name] == part] for part in (X, Y))
+    if y[0].nulls:
+        rows = counted(y[0].nulls, "row")
+        raise InvalidInput(f"--data: {y[0].name} is null in {rows}; remove them, or name another label: --label NAME")
+    stacked = len(x) > 1 and all(each.is_single for each in x)
+    fills = {each.name: FILLED_TEXT if each.kind in {"category", "text"} else 0 for each in x if each.nulls}
+    sizes = [each.size for each in used if each.size is not None]
+    more = {
+        X: [each.name for each in x] if stacked else _named([each.name for each in x]),
+        Y: y[0].name,
+        "stack": stacked or None,
+        "fill": (0 if stacked else fills) if fills else None,
+        "vocabulary": {each.name: list(each.texts) for each in used if each.texts} or None,
+        "shapes": {each.name: list(each.shape) for each in used if each.shape and source == "table"} or None,
+        "size": list(sizes[0][:2]) if sizes else None,
+        "channels": 1 if sizes and sizes[0][2] == 1 else None,
+    }
+    columns = [
+        Column(
+            name=each.name,
+            type=each.type,
+            nulls=each.nulls,
+            use=f"left out: it {each.problem}" if each.problem else uses.get(each.name, _NOT_CHOSEN),
+        )
+        for each in seen.columns
+    ]
+    given = {key: value for key, value in more.items() if value is not None}
+    return Plan(source=source, options={**options, **given}, columns=tuple(columns), examples=seen.rows)
+
+
 def _tar(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     known, size = describe_tars(files, path=path)
     uses = _uses({key: _kind(each) for key, each in known.items() if isinstance(each, Feature)}, label)
@@ -347,6 +393,7 @@ _FORMS: dict[str, Callable[[str, Sequence[SourceFile], str | None], Plan]] = {
     "images": _images,
     "npz": _npz,
     "tar": _tar,
+    "table": _table,
     "text": _text,
     "tfds": _tfds,
     "tfrecord": _tfrecord,
@@ -376,7 +423,8 @@ def _uses(kinds: Mapping[str, str], label: str | None) -> dict[str, str]:
     """Return what columns are for, x or y; those that are left out are missing.
 
     Args:
-        kinds: image, number or text, by column. Images alone are x if there are some, else numbers, else texts.
+        kinds: image, number, category or text, by column. Images alone are x if there are some, else numbers and
+            categories, else texts.
         label: as the user says.
 
     Raises:
@@ -384,15 +432,27 @@ def _uses(kinds: Mapping[str, str], label: str | None) -> dict[str, str]:
     """
     y = _label_of(list(kinds), label)
     others = {name: kind for name, kind in kinds.items() if name != y}
-    chosen = next(kind for kind in ("image", "number", "text") if kind in others.values())
-    return {name: Y if name == y else X for name in kinds if name == y or others[name] == chosen}
+    kind = next(kind for kind in ("image", "number", "category", "text") if kind in others.values())
+    chosen = {"number", "category"} if kind == "number" else {kind}
+    return {name: Y if name == y else X for name in kinds if name == y or others[name] in chosen}
 
 
 def _parts(uses: Mapping[str, str]) -> dict[str, Any]:
     """Return the options x and y: one column alone, or each as an input of its own name."""
     x = [name for name, use in uses.items() if use == X]
-    named = x[0] if len(x) == 1 else {re.sub(r"\W", "_", name): name for name in x}
-    return {X: named, Y: next(name for name, use in uses.items() if use == Y)}
+    named = _named(x)
+    return {
+        X: {name: name for name in named} if isinstance(named, list) else named,
+        Y: next(name for name, use in uses.items() if use == Y),
+    }
+
+
+def _named(columns: Sequence[str]) -> str | list[str] | dict[str, str]:
+    """Return x: one column alone, or each as an input of its own name; the model's layers have other names."""
+    if len(columns) == 1:
+        return columns[0]
+    names = {re.sub(r"\W", "_", each) + "_" * (each in _LAYERS): each for each in columns}
+    return list(columns) if list(names) == list(columns) else names
 
 
 def _is_image(feature: Feature | str) -> bool:
@@ -421,11 +481,12 @@ def _read(plan: Plan, data: DataSpec, base: Path) -> Found:
     if not examples:
         raise SourceError(f"--data {plan.options['path']}: it has no examples")
     features = checker.features if source.in_place is None else source.in_place.features
+    known = source.length if plan.examples is None else plan.examples
     return Found(
         plan=plan,
         features=features,
-        examples=examples if source.length is None else source.length,
-        is_whole=is_whole or source.length is not None,
+        examples=examples if known is None else known,
+        is_whole=is_whole or known is not None,
         class_names=tuple(json.loads(source.origin.get(CLASSES, "[]"))),
         extremes=checker.extremes,
     )

@@ -60,9 +60,48 @@ def shards(folder: Path) -> str:
     (folder / "shards").mkdir()
     for number in range(2):
         begin = 6 * number
-        data = tar(*range(begin, begin + 6), suffixes=("png", "cls", "json"))
+        data = tar(*range(begin, begin + 6), suffixes=("png", "cls"))
         (folder / "shards" / f"train-{number:04d}.tar").write_bytes(data)
     return "shards"
+
+
+def flowers(folder: Path) -> str:
+    """A table with a text for each class."""
+    kinds = ["setosa", "versicolor", "virginica"]
+    rows = [f"{number % 7}.5,{number % 5},{kinds[number % 3]}" for number in range(30)]
+    (folder / "iris.csv").write_text("\n".join(["length,width,species", *rows, ""]))
+    return "iris.csv"
+
+
+def customers(folder: Path) -> str:
+    """A table of columns of many types, some of them with nulls."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    numbers = range(30)
+    columns = {
+        "age": [None if number == 7 else number for number in numbers],
+        "city": [None if number == 8 else ("Lima", "Oslo")[number % 2] for number in numbers],
+        "plan": pa.array([("free", "paid")[number % 2] for number in numbers]).dictionary_encode(),
+        "embedding": [[1.0, float(number)] for number in numbers],
+        "clicks": [[1] * (number % 3) for number in numbers],
+        "note": [f"note {number}" for number in numbers],
+        "label": [number % 2 == 0 for number in numbers],
+    }
+    parquet.write_table(pa.table(columns), folder / "customers.parquet", row_group_size=10)
+    return "customers.parquet"
+
+
+def reviews(folder: Path) -> str:
+    """A folder of tables, one for each set."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (folder / "reviews").mkdir()
+    for name, rows in (("train", 20), ("test", 10)):
+        columns = {"text": [f"it is number {row}" for row in range(rows)], "label": [row % 2 for row in range(rows)]}
+        parquet.write_table(pa.table(columns), folder / "reviews" / f"{name}-00000-of-00001.parquet")
+    return "reviews"
 
 
 def book(folder: Path) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,20 @@ from flows.commands.main import main
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.user_code import load_function
 from tests.support import forked
-from tests.support.data_folders import Made, book, measurements, photos, pictures, prepared, prices, records, shards
+from tests.support.data_folders import (
+    Made,
+    book,
+    customers,
+    flowers,
+    measurements,
+    photos,
+    pictures,
+    prepared,
+    prices,
+    records,
+    reviews,
+    shards,
+)
 
 # What is found of each: options of the run file, features, classes, and the shape of the model's outputs.
 FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]] = {
@@ -42,6 +55,30 @@ FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]]
         12,
         (12,),
     ),
+    flowers: (
+        {
+            "x": ["length", "width"],
+            "y": "species",
+            "stack": True,
+            "vocabulary": {"species": ["setosa", "versicolor", "virginica"]},
+        },
+        ["x float32[2]", "y int64[]"],
+        3,
+        (3,),
+    ),
+    customers: (
+        {
+            "x": {"age": "age", "city": "city", "plan": "plan", "embedding_": "embedding"},
+            "y": "label",
+            "fill": {"age": 0, "city": "missing"},
+            "vocabulary": {"city": ["Lima", "Oslo", "missing"]},
+            "shapes": {"embedding": [2]},
+        },
+        ["x/age int64[]", "x/city int64[]", "x/plan int64[]", "x/embedding_ float32[2]", "y bool[]"],
+        None,
+        (1,),
+    ),
+    reviews: ({"x": "text", "y": "label"}, ["x string[]", "y int64[]"], 2, (2,)),
     book: ({"length": 64, "suffix": ".txt"}, ["x int32[64]", "y int32[64]"], None, (64, 256)),
 }
 
@@ -50,6 +87,14 @@ FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def zeros(feature: dict[str, Any], folder: Path) -> Any:
+    """Two examples of a feature, as the model gets them."""
+    if feature["dtype"] == "string":
+        (ids, _) = cast(Any, load_function("model.py:word_ids", folder))(("two words", 0), seed=None)
+        return np.stack([ids, ids])
+    return np.zeros((2, *feature["shape"]), feature["dtype"])
 
 
 @pytest.mark.parametrize("made", FOUND, ids=lambda made: made.__name__)
@@ -65,14 +110,16 @@ def test_run_file_and_model_fit_the_data(made: Made, folder: Path, capsys: pytes
     assert (run.folder / given["path"]).resolve().is_relative_to(folder / path)
     assert {key: value for key, value in given.items() if key != "path"} == options
     model = load_function("model.py:build_model", run.folder)()
-    x, y = (np.zeros((2, *each["shape"]), each["dtype"]) for each in seen["features"])
+    arrays = {each["name"]: zeros(each, run.folder) for each in seen["features"]}
+    y = arrays.pop("y")
+    x = arrays.get("x", {name.removeprefix("x/"): array for name, array in arrays.items()})
     predicted = model(x)
     assert predicted.shape == (2, *outputs)
     assert np.isfinite(float(model.compute_loss(x=x, y=y, y_pred=predicted)))
 
 
 def test_sets_of_their_own_are_named(folder: Path) -> None:
-    for made, name in ((photos, "validation"), (pictures, "test")):
+    for made, name in ((photos, "validation"), (pictures, "test"), (reviews, "test")):
         path = made(folder)
         assert main(["init", made.__name__, "--data", path]) == 0
         data = yaml.safe_load((folder / made.__name__ / "run.yaml").read_text())["data"]
@@ -88,6 +135,11 @@ def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixtur
     assert "left out: neither numbers nor an image" in printed
     assert main(["init", "b", "--data", photos(folder)]) == 0
     assert "2 classes: cat, dog" in capsys.readouterr().out
+    assert main(["init", "c", "--data", customers(folder)]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["column", "age", "int64", "1", "null", "x"] in words
+    assert ["examples", "30"] in words
+    assert any(line[:2] == ["column", "clicks"] and "data.pad:" in line for line in words)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +152,8 @@ def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixtur
         (["--data", "one.npz"], "no column is named like a label; say which one is y: --label a or b"),
         (["--data", "nan.npz"], "x contains nan"),
         (["--label", "y"], "add --data PATH"),
+        (["--data", "customers.parquet", "--label", "age"], "age is null in 1 row"),
+        (["--data", "customers.parquet", "--label", "note"], "the labels are texts"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
@@ -107,6 +161,7 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     measurements(folder)
     book(folder)
+    customers(folder)
     (folder / "film.mp4").write_bytes(b"0")
     np.savez(folder / "one.npz", a=np.zeros(3), b=np.zeros(3))
     np.savez(folder / "nan.npz", x=np.full(3, np.nan), y=np.zeros(3))

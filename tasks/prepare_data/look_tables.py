@@ -1,0 +1,188 @@
+"""Looks at the columns of Parquet, Arrow and CSV files: their types, their nulls, and which options they need.
+
+Footers say how many rows and nulls Parquet files have. The rest is seen in the first rows: texts that are names of
+categories, lists that all have one length, bytes that are images. `column_types.py` says what each column becomes, or
+why it cannot be used, as it does for a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.foundation.errors import SourceError
+from tasks.prepare_data.sources.column_types import ColumnType, KnownColumn, column_type
+from tasks.prepare_data.sources.image_folders import common_size
+from tasks.prepare_data.sources.source_files import SourceFile
+from tasks.prepare_data.sources.table_files import CsvForm, Form, batches_of, form_of, schema_of
+
+# Rows are read until one of these.
+_ROWS, _BYTES = 100_000, 64 << 20
+_IMAGES = 32  # are decoded to choose a size
+_MOST_CATEGORIES = 100
+FILLED_TEXT = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenColumn:
+    """A column of a table.
+
+    Attributes:
+        name: with dots for a field of a structure, as `image.bytes`.
+        type: its Arrow type.
+        kind: what it becomes: an image, a number or an array of numbers, one of a few texts, or any text.
+        nulls: in all rows if a footer says so, else in those that were read.
+        problem: why it cannot be used; "": it can.
+        texts: of a category that is stored as plain text: its vocabulary.
+        shape: of lists that are stored as lists of any length, and all have one.
+        size: (height, width, channels) of images.
+        is_single: whether it is one number in each row.
+    """
+
+    name: str
+    type: str
+    kind: Literal["image", "number", "category", "text"] = "number"
+    nulls: int = 0
+    problem: str = ""
+    texts: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    size: tuple[int, int, int] | None = None
+    is_single: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTable:
+    """The columns of a table, and the number of its rows; None if only reading tells."""
+
+    columns: tuple[SeenColumn, ...]
+    rows: int | None
+
+
+def look_at_tables(files: Sequence[SourceFile], known: Mapping[str, tuple[int, ...]] | None = None) -> SeenTable:
+    """Look at the columns of tables of one format.
+
+    Args:
+        files: in order.
+        known: shapes of arrays in columns, which are stored as lists.
+
+    Raises:
+        SourceError: a file is damaged.
+    """
+    form = form_of(files[0])
+    rows, nulls = _counted(files) if form == "parquet" else (None, {})
+    sample = _sample(files, form)
+    columns = [
+        _seen(field, sample.column(index), files[0], (known or {}).get(field.name, ()), nulls.get(field.name))
+        for index, field in enumerate(sample.schema)
+        if not field.name.startswith("__index_level_")  # of pandas
+    ]
+    return SeenTable(columns=tuple(columns), rows=rows)
+
+
+def _counted(files: Sequence[SourceFile]) -> tuple[int, dict[str, int]]:
+    """Return the rows of Parquet files, and the nulls of each column whose footers say them."""
+    from pyarrow import parquet
+
+    rows, nulls, unknown = 0, dict[str, int](), set[str]()
+    for file in files:
+        with file.open(has_checksums=True) as opened:
+            metadata = parquet.ParquetFile(opened).metadata
+        rows += metadata.num_rows
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count:
+                    unknown.add(chunk.path_in_schema)
+                else:
+                    nulls[chunk.path_in_schema] = nulls.get(chunk.path_in_schema, 0) + statistics.null_count
+    return rows, {name: count for name, count in nulls.items() if name not in unknown}
+
+
+def _sample(files: Sequence[SourceFile], form: Form) -> Any:
+    """Return the first rows as a `pyarrow.Table`, structures taken apart."""
+    import pyarrow as pa
+
+    schema = schema_of(files[0], form, CsvForm())
+    tables = [schema.empty_table()]
+    rows = size = 0
+    for file in files:
+        types = {field.name: field.type for field in schema}
+        for batch in batches_of(file, form, CsvForm(), columns=schema.names, types=types):
+            tables.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= _ROWS or size >= _BYTES:
+                break
+        if rows >= _ROWS or size >= _BYTES:
+            break
+    table = pa.concat_tables(tables, promote_options="permissive").slice(0, _ROWS)
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
+
+
+def _seen(field: Any, values: Any, file: SourceFile, shape: tuple[int, ...], nulls: int | None) -> SeenColumn:
+    import pyarrow as pa
+
+    nulls = values.null_count if nulls is None else nulls
+    kind, size = field.type, None
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        size = _size_of_images(values)
+    elif not shape and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        shape = _one_length(values)
+    try:
+        becomes = column_type(
+            field,
+            where=file,
+            floats="float32",
+            known=KnownColumn(image=size is not None, shape=shape or None),
+            image=size or (),
+            sequences=False,
+        )
+    except SourceError as fault:
+        problem = str(fault).removeprefix(f"{file}: ").removeprefix(f"the column {field.name!r} ")
+        return SeenColumn(name=field.name, type=str(kind), nulls=nulls, problem=problem)
+    texts = _categories(values) if becomes.encoding == "text" and not becomes.is_dictionary else ()
+    return SeenColumn(
+        name=field.name,
+        type=str(kind),
+        kind=_kind(becomes, texts),
+        nulls=nulls,
+        problem="it has images that are null; remove these rows" if size and nulls else "",
+        texts=(*texts, FILLED_TEXT) if texts and nulls else texts,
+        shape=shape,
+        size=size,
+        is_single=becomes.encoding == "array" and not becomes.shape,
+    )
+
+
+def _kind(becomes: ColumnType, texts: Sequence[str]) -> Literal["image", "number", "category", "text"]:
+    if becomes.encoding == "image":
+        return "image"
+    if becomes.is_dictionary or texts:
+        return "category"
+    return "text" if becomes.encoding == "text" else "number"
+
+
+def _size_of_images(values: Any) -> tuple[int, int, int] | None:
+    """Return a size for the images of a column; None if its bytes are no images."""
+    present = values.drop_null()
+    some = present.take(list(range(0, len(present), max(1, len(present) // _IMAGES)))).to_pylist()
+    try:
+        return common_size(some)
+    except ValueError:
+        return None
+
+
+def _one_length(values: Any) -> tuple[int, ...]:
+    """Return the length of all lists of a column, as a shape; () if they differ."""
+    from pyarrow import compute
+
+    lengths = compute.unique(compute.list_value_length(values.drop_null())).to_pylist()
+    return (lengths[0],) if len(lengths) == 1 and lengths[0] else ()
+
+
+def _categories(values: Any) -> tuple[str, ...]:
+    """Return the texts of a column in their order, if they are so few that they must be names of categories."""
+    texts = values.drop_null().unique()
+    if len(texts) > min(_MOST_CATEGORIES, len(values) // 2):
+        return ()
+    return tuple(sorted(texts.to_pylist()))
