@@ -318,7 +318,8 @@ def _shards_to_read(run: RunHome, manifest: DatasetManifest, findings: Findings)
     A manifest may come from a stranger: it does not decide which of this user's files are read.
     """
     # A file that Baton reads in place may hold examples of both training and validation.
-    shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())
+    listed_shards = [part for shard in (*manifest.train, *manifest.validation) for part in (shard, shard.head)]
+    shards = list({(shard.path, shard.begin): shard for shard in listed_shards if shard is not None}.values())
     if isinstance(run, Run):
         return shards
     inside = [shard for shard in shards if not shard.is_external]

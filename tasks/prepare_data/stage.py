@@ -7,6 +7,7 @@ their original files are counted, indexed and checked, but not copied.
 
 import dataclasses
 import hashlib
+from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -24,6 +25,7 @@ from tasks.foundation.contracts.dataset import (
 )
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
+from tasks.foundation.dataset.columns import value_bytes
 from tasks.foundation.dataset.manifest import (
     Part,
     dataset_folder,
@@ -38,10 +40,12 @@ from tasks.foundation.errors import (
     FileAlreadyThere,
     FileMissing,
     InvalidInput,
+    RunFileError,
     SourceChanged,
     SourceError,
     StorageError,
 )
+from tasks.foundation.machine.processes import available_bytes
 from tasks.foundation.messages import counted, message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.interface import Storage, discard
@@ -102,9 +106,12 @@ def index_in_place(
         SourceError: the source has no example, an invalid one, or a single one that cannot be split.
     """
     shards: list[ShardRecord] = []
+    largest: list[int] = []
     first = reported = 0
     for found in in_place.ranges(checker, spec.data.shard_examples):
         shards.append(found.as_shard(first))
+        if found.layout is not None:
+            _require_memory(spec.data, in_place.features, shards[-1], largest)
         first += found.records
         if first >= reported + _REPORT_EVERY_EXAMPLES:
             telemetry.emit(Preparing(examples=first))
@@ -123,6 +130,32 @@ def index_in_place(
         validation=validation,
         held_out=held_out,
         extremes=checker.extremes,
+    )
+
+
+def _require_memory(data: DataSpec, features: Sequence[Feature], shard: ShardRecord, largest: list[int]) -> None:
+    """Refuse windows that do not fit into memory: one is in use while the next is read.
+
+    Args:
+        data: of the run file.
+        features: of the examples.
+        shard: another range.
+        largest: sizes of the largest ranges so far, as many as a window has, in bytes; is updated.
+
+    Raises:
+        RunFileError: the largest window takes more than half of the free memory.
+    """
+    files = any(each.encoding in {"text", "image", "raw"} for each in features)
+    insort(largest, value_bytes(features) * shard.records_held + files * shard.size, key=lambda size: -size)
+    del largest[data.window_shards :]
+    available, window = available_bytes(), sum(largest)
+    if available is None or 2 * window <= available:
+        return
+    fitting = next(count for count in range(len(largest) - 1, -1, -1) if 2 * sum(largest[:count]) <= available)
+    remedy = f"set it to at most {fitting}" if fitting else "write the files with smaller row groups"
+    raise RunFileError(
+        f"data.window_shards: {data.window_shards}: a window takes {window / 2**20:,.1f} MiB, and the next is read "
+        f"meanwhile, but {available / 2**20:,.1f} MiB of memory are free; {remedy}, or set data.options.copy: true"
     )
 
 

@@ -97,6 +97,15 @@ class ShardRecord(Contract):
         """Number of its records, of both parts."""
         return self.examples if self.records is None else self.records
 
+    @property
+    def head(self) -> "ShardRecord | None":
+        """The head that its layout names, as if it were a range itself; None if it has none."""
+        layout = self.layout
+        if layout is None or not layout.head_size:
+            return None
+        place = {"begin": layout.head_begin, "size": layout.head_size, "crc32c": layout.head_crc32c}
+        return self.model_copy(update={**place, "layout": None})
+
 
 class ExtremeValue(Contract):
     """One of the two smallest or the two largest values of a feature, and the first example that has it."""

@@ -444,7 +444,7 @@ def fetched(storage: Storage, records: Sequence[ShardRecord]) -> Iterator[list[t
         DamagedDataset: a file is missing, or differs from the manifest.
         StorageError: the store failed, or the ranges do not fit.
     """
-    wanted = [part for record in records for part in (record, _head(record)) if part is not None]
+    wanted = [part for record in records for part in (record, record.head) if part is not None]
     places: dict[int, LocalBytes] = {}
     ranges: dict[int, FileRange] = {}
     for index, record in enumerate(wanted):
@@ -462,19 +462,10 @@ def fetched(storage: Storage, records: Sequence[ShardRecord]) -> Iterator[list[t
         for index, file in zip(ranges, [] if pin is None else pin.files(), strict=True):
             places[index] = LocalBytes(file, 0, wanted[index])
         found = iter(places[index] for index in range(len(wanted)))
-        yield [(next(found), None if _head(record) is None else next(found)) for record in records]
+        yield [(next(found), None if record.head is None else next(found)) for record in records]
     finally:
         if pin is not None:
             pin.release()
-
-
-def _head(record: ShardRecord) -> ShardRecord | None:
-    """Return the head of a range as if it were a range itself; None if it has none."""
-    layout = record.layout
-    if layout is None or not layout.head_size:
-        return None
-    place = {"begin": layout.head_begin, "size": layout.head_size, "crc32c": layout.head_crc32c}
-    return record.model_copy(update={**place, "layout": None})
 
 
 def _file_range(storage: Storage, name: str, record: ShardRecord) -> FileRange:

@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow import parquet
 
 from flows.commands.main import main
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
@@ -89,6 +91,25 @@ def test_verify_by_a_run_file_reads_the_files_that_it_names(tmp_path: Path, caps
     assert f"{elsewhere}/a is outside of the storage, and data.options.path does not name it" in capsys.readouterr().out
     with pytest.raises(DamagedDataset, match=r"elsewhere/a, which is outside of the storage and not named by"):
         prepare_data(PrepareDataCall(spec=spec), place)
+
+
+def test_verify_reads_the_footer_of_a_file_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"source": "table", "options": {"path": "a.parquet", "x": "x", "y": "y"}, "validation_fraction": 0.5}
+    spec = spec_of("build", run="digits", storage=str(tmp_path / "runs"), data=data)
+    rows = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": [0.5] * 8, "y": range(8)}), rows, row_group_size=4)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True)))
+    place = Place.of(LocalStorage(tmp_path / "runs"), "digits", code_folder=tmp_path, telemetry=EventRecorder())
+    ref = prepare_data(PrepareDataCall(spec=spec), place)
+    FakeRun(tmp_path, identity={"data.folder": ref.folder, "data.content_digest": ref.content_digest})
+    assert main(["verify", str(file)]) == 0
+    content = bytearray(rows.read_bytes())
+    content[-20] ^= 1
+    rows.write_bytes(content)
+    capsys.readouterr()
+    assert main(["verify", str(file)]) == 4
+    assert f"{rows}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
