@@ -140,7 +140,7 @@ def _parquet(
         coded &= {metadata.schema.column(index).path for index in range(len(metadata.schema))} if coded else set()
         opened = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
         file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=sorted(coded))
-    except (pa.ArrowException, OSError) as fault:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise DamagedDataset(f"{record.path}: its footer cannot be read: {fault}") from fault
     first = sum(metadata.row_group(group).num_rows for group in range(layout.first_part))
 
@@ -167,7 +167,7 @@ def _arrow(body: memoryview, head: memoryview, record: ShardRecord, features: Se
         names = {key.partition(".")[0] for feature in features for key in column_names(feature)}
         table = reader.read_all().select([name for name in reader.schema.names if name in names or "." in name])
         table.validate(full=True)  # offsets outside of their buffers would be read
-    except (pa.ArrowException, OSError) as fault:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise DamagedDataset(f"{record.path}: {at}, it cannot be read: {fault}") from fault
     return table_arrays(
         table, features, partition=layout.partition, where=lambda row: f"{record.path}, {at}, row {row}"

@@ -58,6 +58,7 @@ from tasks.prepare_data.sources.table_files import (
     CsvForm,
     Form,
     batches_of,
+    first_rows,
     form_of,
     planned_ranges,
     schema_of,
@@ -447,10 +448,9 @@ def _dictionary(column: str, plan: _Plan, files: Sequence[SourceFile]) -> list[s
     import pyarrow as pa
 
     for file in files:
-        for rows in batches_of(file, plan.form, plan.csv, columns=[column], types={}):
-            (found,) = rows.column(column).chunks if column in rows.column_names else (None,)
-            if not isinstance(found, pa.DictionaryArray):
-                break
+        rows = first_rows(file, plan.form, column)
+        found = None if rows is None else column_of(rows, column, str)
+        if isinstance(found, pa.DictionaryArray):
             texts = [str(text) for text in found.dictionary.to_pylist() if text is not None]
             if len(texts) > _MOST_TEXTS:
                 raise SourceError(
@@ -484,7 +484,8 @@ def _planned(files: Sequence[SourceFile], plan: _Plan, most_records: int | None)
     """Return the ranges of all files, once their footers are read."""
 
     def of_file(file: SourceFile) -> list[Range]:
-        _require_same(file, plan)
+        if file is not files[0]:
+            _require_same(file, plan)
         partition = {name: text for name, text in _partition_of(file).items() if name in plan.types}
         return planned_ranges(file, plan.form, plan.columns, partition=partition, most_records=most_records)
 
@@ -499,7 +500,8 @@ def _rows(files: Sequence[SourceFile], plan: _Plan) -> Iterator[LocatedExample]:
     types = {field.name: _type_in_csv(field.type) for field in plan.schema} if plan.form == "csv" else {}
     plain = [each for each in plan.features if each.name not in plan.sequences]
     for file in files:
-        _require_same(file, plan)
+        if file is not files[0]:
+            _require_same(file, plan)
         # As spreadsheets count, the header of CSV is row 1.
         first = 2 if plan.form == "csv" else 0
         for rows in batches_of(file, plan.form, plan.csv, columns=list(plan.columns), types=types):

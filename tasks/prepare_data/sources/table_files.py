@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from csv import reader as rows_of_text
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
@@ -20,6 +21,7 @@ from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.source import Range
 from tasks.prepare_data.sources.source_files import SourceFile
 from tasks.prepare_data.sources.verified_reads import BlockStream
+from tasks.prepare_data.writing import disk_errors, scratch_file, scratch_folder
 
 Form = Literal["parquet", "arrow", "csv"]
 SUFFIXES: Mapping[str, Form] = {
@@ -76,13 +78,13 @@ def form_of(file: SourceFile) -> Form:
             return form
     with file.open() as opened:
         begin = opened.read(len(_ARROW))
-    if begin.startswith(_PARQUET):
-        return "parquet"
-    if begin == _ARROW or begin.startswith(struct.pack("<I", _CONTINUES)):
-        return "arrow"
-    raise SourceError(
-        f"{file}: is not a Parquet, Arrow or CSV file; name such files, as in data.options.path: data/*.parquet"
-    )
+        if begin.startswith(_PARQUET):
+            return "parquet"
+        if begin == _ARROW or begin.startswith(struct.pack("<I", _CONTINUES)):
+            return "arrow"
+        raise SourceError(
+            f"{file}: is not a Parquet, Arrow or CSV file; name such files, as in data.options.path: data/*.parquet"
+        )
 
 
 def schema_of(file: SourceFile, form: Form, csv: CsvForm) -> Any:
@@ -97,12 +99,22 @@ def schema_of(file: SourceFile, form: Form, csv: CsvForm) -> Any:
             opened.seek(0)
             with _csv(file, opened, csv, begin=begin, types=csv.types, columns=()) as reader:
                 return reader.schema
-    with file.open(has_checksums=True) as opened, _errors_of(file, form):
+    with file.open() as opened, _errors_of(file, form):
         if form == "parquet":
             from pyarrow import parquet
 
-            return parquet.ParquetFile(opened).schema_arrow
-        return _arrow(file, opened).schema
+            schema = parquet.ParquetFile(opened).schema_arrow
+        else:
+            schema = _arrow(file, opened).schema
+        _require_names(schema)
+        return schema
+
+
+def _require_names(fields: Iterable[Any]) -> None:
+    """Read all names, which raises if one is not UTF-8."""
+    for each in fields:
+        if each.name is not None and each.type.num_fields:
+            _require_names(each.type.field(index) for index in range(each.type.num_fields))
 
 
 def batches_of(
@@ -129,7 +141,7 @@ def batches_of(
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
         return
-    with file.open() as opened, _errors_of(file, form):
+    with _whole(file) as opened, _errors_of(file, form):
         if form == "parquet":
             from pyarrow import parquet
 
@@ -139,15 +151,49 @@ def batches_of(
             rows = max(1, _BATCH_BYTES // max(1, row_bytes))
             batches: Iterator[Any] = found.iter_batches(batch_size=rows, columns=list(columns))
         else:
-            reader = _arrow(file, opened)
-            batches = (
-                reader
-                if hasattr(reader, "read_next_batch")
-                else (reader.get_batch(number) for number in range(reader.num_record_batches))
-            )
+            batches = _record_batches_of(_arrow(file, opened))
         for batch in batches:
             batch.validate(full=True)
             yield pa.Table.from_batches([batch])
+
+
+@contextmanager
+def _whole(file: SourceFile) -> Iterator[IO[bytes]]:
+    """Open a file to read all of it. One in a store is downloaded first, to compare it with the store's checksum."""
+    if file.local is not None:
+        with file.open() as opened:
+            yield opened
+        return
+    with scratch_file() as scratch:
+        with file.reading() as blocks, disk_errors(scratch_folder()):
+            for block in blocks:
+                scratch.write(block)
+        scratch.seek(0)
+        yield scratch
+
+
+def _record_batches_of(reader: Any) -> Iterator[Any]:
+    if hasattr(reader, "read_next_batch"):
+        return iter(reader)
+    return (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def first_rows(file: SourceFile, form: Form, column: str) -> Any | None:
+    """Return a column of the first row group or record batch of a file, as a `pyarrow.Table`; None if it has no row."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with file.open() as opened, _errors_of(file, form):
+        if form == "arrow":
+            batches = _record_batches_of(_arrow(file, opened))
+            first = next((batch for batch in batches if batch.num_rows), None)
+            if first is not None:
+                first.validate(full=True)  # offsets outside of their buffers would be read
+            return None if first is None else pa.Table.from_batches([first])
+        found = parquet.ParquetFile(opened)
+        groups = (number for number in range(found.num_row_groups) if found.metadata.row_group(number).num_rows)
+        number = next(groups, None)
+        return None if number is None else found.read_row_group(number, columns=[column])
 
 
 def planned_ranges(
@@ -170,7 +216,7 @@ def planned_ranges(
     Raises:
         SourceError: the file is damaged; or a footer says that a column has nulls, which are not filled.
     """
-    with file.open(has_checksums=True) as opened, _errors_of(file, form):
+    with file.open() as opened, _errors_of(file, form):
         size = opened.seek(0, 2)
         if form == "parquet":
             begin, end, parts = _row_groups(file, opened, size, columns)
@@ -354,9 +400,8 @@ def _csv(
     import pyarrow as pa
     from pyarrow import csv
 
-    parsing = csv.ParseOptions(
-        delimiter=form.delimiter or ("\t" if file.name.endswith(".tsv") else ","), newlines_in_values=True
-    )
+    delimiter = form.delimiter or ("\t" if file.name.endswith(".tsv") else ",")
+    parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Threads would not count the rows.
     reading = csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES)
     converting = csv.ConvertOptions(
@@ -365,21 +410,20 @@ def _csv(
         column_types={name: _arrow_type(name, kind) for name, kind in types.items()},
         include_columns=list(columns),
     )
-    header: list[str] = []
+    text = begin.decode("utf-8-sig", "replace").lstrip("\r\n")
+    header = next(rows_of_text(io.StringIO(text), delimiter=delimiter), [])
+    _require_header(file, header)
     try:
-        first = begin if b'"' in begin.partition(b"\n")[0] else begin.partition(b"\n")[0] + b"\n"
-        header = csv.open_csv(pa.BufferReader(first), read_options=reading, parse_options=parsing).schema.names
-        _require_header(file, header)
         yield csv.open_csv(opened, read_options=reading, parse_options=parsing, convert_options=converting)
     except pa.ArrowInvalid as fault:
-        if not begin.strip():
-            raise SourceError(f"{file}: is empty; it needs a header and rows") from fault
         raise _csv_refused(file, header, str(fault)) from fault
     except pa.ArrowException as fault:
         raise SourceError(f"{file}: cannot be read as CSV: {_first_line(fault)}; save it as UTF-8 CSV") from fault
 
 
 def _require_header(file: SourceFile, header: Sequence[str]) -> None:
+    if not header:
+        raise SourceError(f"{file}: is empty; it needs a header and rows")
     for name, count in Counter(header).items():
         if count > 1:
             raise SourceError(f"{file}, row 1: the column {name!r} occurs twice; rename one")
@@ -431,7 +475,7 @@ def _errors_of(file: SourceFile, form: Form) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, _DamagedMessage) as fault:
+    except (pa.ArrowException, UnicodeDecodeError, _DamagedMessage) as fault:
         raise SourceError(_unreadable(file, form, fault)) from fault
     except OSError as fault:
         if fault.errno is not None:  # of the disk

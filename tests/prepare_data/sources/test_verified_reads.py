@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import feather, parquet
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import DamagedInTransit, SourceError, StorageError
@@ -53,6 +55,17 @@ def write_records(folder: Path) -> bytes:
     return (folder / "made.tfrecord").read_bytes()
 
 
+def write_table(folder: Path, suffix: str) -> bytes:
+    table = pa.table({"x": np.arange(20, dtype=np.float32), "y": np.arange(20) % 3})
+    file = folder / f"made.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, file, row_group_size=12, compression="none")
+    else:
+        feather.write_feather(table, str(file), chunksize=12, compression="uncompressed")
+    return file.read_bytes()
+
+
+TABLE = {"x": "x", "y": "y"}
 RECORDS = {"features": {"n": {"dtype": "int64"}}, "x": "n", "y": "n"}
 SOURCES: dict[str, tuple[str, Callable[[Path], bytes], dict[str, Any]]] = {
     "csv": ("csv", lambda _: CSV, {"label": "y"}),
@@ -61,11 +74,14 @@ SOURCES: dict[str, tuple[str, Callable[[Path], bytes], dict[str, Any]]] = {
     "text, most of it": ("text", lambda _: CSV, {"length": 5, "max_bytes": 300}),
     "npz": ("npz", lambda folder: write_npz(folder, np.savez), {"y": "y"}),
     "npz, packed": ("npz", lambda folder: write_npz(folder, np.savez_compressed), {"y": "y"}),
+    "Parquet": ("table", lambda folder: write_table(folder, "parquet"), TABLE),
+    "Parquet, copied": ("table", lambda folder: write_table(folder, "parquet"), {**TABLE, "copy": True}),
+    "Arrow": ("table", lambda folder: write_table(folder, "feather"), TABLE),
     "tfrecord": ("tfrecord", write_records, RECORDS),
     "tfrecord, copied": ("tfrecord", lambda folder: gzip.compress(write_records(folder)), {**RECORDS, "copy": True}),
 }
 # Reading stops before the end of these. How many requests have been made ahead by then would depend on the threads.
-READ_IN_PART = {"text, its beginning", "text, most of it"}
+READ_IN_PART = {"Parquet", "Arrow", "text, its beginning", "text, most of it"}
 
 
 class Case:
@@ -86,7 +102,9 @@ class Case:
         self.workshop.storage.delete("")
         cloud, self.workshop.events = self.cloud, []
         cloud.reset_counters()
-        ref = self.workshop.prepare(self.source, self.options, classes=3 if self.source in {"csv", "npz"} else None)
+        ref = self.workshop.prepare(
+            self.source, self.options, classes=3 if self.source in {"csv", "npz", "table"} else None
+        )
         return str(load_manifest(self.workshop.storage, ref).content_digest)
 
     def flipping(self, *, skip: int, bit: int, times: int | None) -> None:
