@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.dataset import Feature, RangeLayout
 from tasks.foundation.dataset.features import STRING
@@ -90,6 +90,31 @@ class TarOptions(Options):
         default=False, alias="copy", description="true copies the examples into shards, in shuffled order"
     )
 
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        of_json: set[str] = set()
+        for at, key in _named(self):
+            suffixes, path = parse_key(key)
+            kinds = {KINDS.get(suffix.rpartition(".")[2]) for suffix in suffixes}
+            if None in kinds or len(kinds) > 1:
+                problem = "is not read" if None in kinds else "has files of different kinds"
+                raise ValueError(
+                    f"{at}: {key!r}: {problem}; name the suffix of a file, of these: {', '.join(KINDS)}; of a JSON "
+                    "file also its keys, such as json.label; prepare other files in your own data.py:load"
+                )
+            if "image" in kinds and self.size is None:
+                raise ValueError(f"size is missing: data.options.{at}: {key} is an image; set its [height, width]")
+            of_json.update({key} if path or "json" in kinds else ())
+        for key, dtype in self.dtypes.items():
+            if key not in of_json:
+                names = ", ".join(sorted(of_json)) or "none"
+                raise ValueError(
+                    f"dtypes: {key!r}: x, y and sample_weight name no such value of a JSON file, but {names}"
+                )
+            if dtype not in _DTYPES:
+                raise ValueError(f"dtypes.{key}: {dtype!r} is no dtype of these: {', '.join(_DTYPES)}")
+        return self
+
 
 def tar(options: Mapping[str, Any], folder: Path) -> Source:
     """Open a source of files in tar files for x, y and sample_weight: one array each, or a dict of arrays.
@@ -107,7 +132,6 @@ def tar(options: Mapping[str, Any], folder: Path) -> Source:
             links, or an example lacks a file or has another dtype or shape than the first.
     """
     chosen = parse_options(TarOptions, options, source="tar")
-    _require_known_suffixes(chosen)
     files = [file for file in find_files(chosen.path, folder, suffix=".tar") if not file.name.startswith(".")]
     require_readable_folders(files)
     file, first = _first_example(files, chosen)
@@ -266,32 +290,7 @@ def _named(options: TarOptions) -> Iterator[tuple[str, str]]:
     for part in ("x", "y", "sample_weight"):
         value = getattr(options, part)
         pairs = value.items() if isinstance(value, dict) else [] if value is None else [("", value)]
-        yield from ((f"data.options.{part}{'.' if name else ''}{name}", key) for name, key in pairs)
-
-
-def _require_known_suffixes(options: TarOptions) -> None:
-    used: set[str] = set()
-    for at, key in _named(options):
-        suffixes, path = parse_key(key)
-        kinds = {KINDS.get(suffix.rpartition(".")[2]) for suffix in suffixes}
-        if None in kinds or len(kinds) > 1:
-            known = ", ".join(KINDS)
-            raise RunFileError(
-                f"{at}: {key!r}: {'these are read in different ways' if len(kinds) > 1 else 'is not read'}; name the "
-                f"suffix of a file, of these: {known}; of a JSON file also its keys, such as json.label; prepare other "
-                "files in your own data.py:load"
-            )
-        if "image" in kinds and options.size is None:
-            raise RunFileError(f"data.options.size is missing: {at}: {key} is an image; set its [height, width]")
-        used.update({key} if path or "json" in kinds else ())
-    for key, dtype in options.dtypes.items():
-        if key not in used:
-            raise RunFileError(
-                f"data.options.dtypes: {key!r}: x, y and sample_weight do not name this value of a JSON file; they "
-                f"name {', '.join(sorted(used)) or 'none'}"
-            )
-        if dtype not in _DTYPES:
-            raise RunFileError(f"data.options.dtypes.{key}: {dtype!r} is no dtype of these: {', '.join(_DTYPES)}")
+        yield from ((f"{part}{'.' if name else ''}{name}", key) for name, key in pairs)
 
 
 def _features(file: SourceFile, first: TarExample, options: TarOptions) -> tuple[Feature, ...]:
@@ -303,7 +302,7 @@ def _features(file: SourceFile, first: TarExample, options: TarOptions) -> tuple
                 feature = known[key] = _feature(first, key, options)
                 values_of([first], [feature])
             except TarFault as fault:
-                raise RunFileError(f"{at}: {key!r}: {file}: {fault}") from fault
+                raise RunFileError(f"data.options.{at}: {key!r}: {file}: {fault}") from fault
     parts = {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
     return named_features(parts, known, among=f"{file}: {first}")
 
