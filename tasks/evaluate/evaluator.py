@@ -27,7 +27,7 @@ from tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
 from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.step import op_errors_as_model_error
 from tasks.foundation.model.sums import fix_sum_order
-from tasks.foundation.model.variables import Leaf, handle_ids
+from tasks.foundation.model.variables import Leaf, components, handle_ids
 from tasks.foundation.state.train_state import require_space_to_trace
 from tasks.foundation.state.warm_state import HeldValues
 from tasks.foundation.user_errors import user_error
@@ -72,9 +72,13 @@ def keeps_averages(model: keras.Model) -> bool:
 
 
 def use_averages(model: keras.Model) -> None:
-    """Replace the model's weights by the averages of `use_ema`, if its optimizer keeps them."""
-    if keeps_averages(model):
-        _averaging_optimizer(model).finalize_variable_values(model.trainable_variables)
+    """Replace the model's weights by the averages of `use_ema`, if its optimizer keeps them.
+
+    Before the first step there are none: Keras makes them with zeros, and the weights stay.
+    """
+    optimizer = _averaging_optimizer(model)
+    if keeps_averages(model) and int(components(optimizer.iterations.value)[0]):
+        optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def _averaging_optimizer(model: keras.Model) -> Any:

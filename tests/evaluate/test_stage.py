@@ -172,6 +172,13 @@ def test_ema_averages_are_evaluated(lab: Lab, mixed: bool) -> None:
     assert_averaged(*averages(str(lab.root), 1, mixed))
 
 
+def test_before_the_first_step_there_are_no_averages(lab: Lab) -> None:
+    spec = run_of("linear", 1, 4, model__options={"use_ema": True})
+    tip = lab.begin(spec).tip
+    weights = saved(lab, spec, tip, "model/out/{}/")
+    assert lab.evaluate(spec, tip)["loss"] == pytest.approx(truth(lab, spec, weights)["loss"], rel=2e-5)
+
+
 @pytest.mark.slow
 def test_ema_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
     assert_averaged(*in_fresh_process(averages, folder=str(lab.root), replicas=2, mixed=False))
