@@ -7,7 +7,7 @@
 
 Figures: a wall clock with commits, b steps a second, c input, d starts, e transfers, f commits on gs://, g the head of
 a long log, h peak memory (with a), i stall at a commit, j borders of segments, k train states in memory,
-l transforms, m commands, n saves of several hosts.
+l transforms, m commands, n saves of several hosts, o Parquet in place.
 
 The machine must be idle. `--baton LABEL=PATH` measures another checkout in the same rounds; it needs a `.venv` of its
 own. `--profile` says which threads the processor seconds of Baton's processes go to.
@@ -27,6 +27,7 @@ from tests.benchmarks.figures import (
     borders,
     cloud_commits,
     commands,
+    in_place,
     others,
     shares,
     speed,
@@ -113,6 +114,10 @@ def _shares(bench: Bench, plan: Plan) -> None:
     )
 
 
+def _in_place(bench: Bench, plan: Plan) -> None:
+    in_place.in_place(bench, examples=plan.input_examples, seconds=plan.input_seconds, rounds=plan.rounds)
+
+
 _FIGURES: dict[str, Callable[[Bench, Plan], None]] = {
     "a": _wall_clock,
     "b": _speed,
@@ -127,6 +132,7 @@ _FIGURES: dict[str, Callable[[Bench, Plan], None]] = {
     "l": _transforms,
     "m": _commands,
     "n": _shares,
+    "o": _in_place,
 }
 
 
@@ -170,7 +176,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="shorter runs and fewer rounds")
     parser.add_argument("--trial", action="store_true", help="tiny models; only shows that everything runs")
-    parser.add_argument("--only", default="abcdefgijklmn", metavar="LETTERS", help="figures, as abd; a brings h")
+    parser.add_argument("--only", default="abcdefgijklmno", metavar="LETTERS", help="figures, as abd; a brings h")
     parser.add_argument("--rounds", type=int, help="rounds of every figure; default: the plan's")
     parser.add_argument("--baton", action="append", default=[], metavar="LABEL=PATH", help="one more checkout")
     parser.add_argument("--no-peers", action="store_true", help="only Baton and the plain loop")
@@ -184,8 +190,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     whole = not (options.quick or options.trial or options.baton or options.no_peers)
     if options.output is None and whole and options.only == parser.get_default("only"):
         options.output = _RESULTS
-    if not set(options.only) <= set("abcdefghijklmn"):
-        parser.error(f"--only {options.only}: figures are the letters a to n")
+    if not set(options.only) <= set("abcdefghijklmno"):
+        parser.error(f"--only {options.only}: figures are the letters a to o")
     return options
 
 

@@ -44,7 +44,7 @@ class Plan:
         border_seconds, borders: length and number of the segments of part j.
         latencies: milliseconds a request, of part f.
         transfer_megabytes, transfer_files: of part e.
-        input_examples, input_seconds: of parts c and l.
+        input_examples, input_seconds: of parts c, l and o.
         log_entries: of part g.
         command_rounds: of part m.
         shared, hosts, megabytes_per_second, share_rounds: of part n.
