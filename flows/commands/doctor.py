@@ -109,10 +109,10 @@ def _with_examples(run: Finding, sample: Finding) -> Finding:
 
 
 def _check_data(run: RunFile, storage: Finding, folder: Path) -> Finding:
-    if any(":" in source for source in run.spec.data.all_sources):
-        # The user's module may use TensorFlow at import time, and the first use fixes the devices.
-        _model_checks().acquire_cpu(run, _log_of(run, storage))
-    found = check_data(run, storage.value, folder)
+    # The user's module may use TensorFlow at import time, and the first use fixes the devices.
+    found = check_data(
+        run, storage.value, folder, set_up=lambda: _model_checks().acquire_cpu(run, _log_of(run, storage))
+    )
     if found.value.train_examples is not None:
         with_examples(run.spec, found.value.train_examples)  # refuses an epoch without a whole batch
     return found

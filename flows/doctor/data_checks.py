@@ -1,7 +1,7 @@
 """A small sample of the run's data: batches for one training step, and for the speed of the input pipeline."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -63,13 +63,17 @@ class DataSample:
         return tuple(dict.fromkeys(text for manifest in found for text in manifest.warnings))
 
 
-def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
+def check_data(
+    run: RunFile, storage: Storage | None, folder: Path, set_up: Callable[[], object] = lambda: None
+) -> Finding:
     """Check the prepared dataset, or the first examples of the source.
 
     Args:
         run: the run file.
         storage: where the prepared dataset would be; None if the storage is not usable.
         folder: temporary folder for the sample.
+        set_up: called before the user's code or TensorFlow may read examples, and after what options and footers say
+            was checked.
 
     Returns:
         A finding whose value is a `DataSample`.
@@ -80,7 +84,10 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
             own validation or test set does not fit.
         DamagedDataset: the dataset is prepared, but its manifest cannot be read.
     """
-    sample = _sample_mixture(run, storage, folder) if run.spec.data.sources else _sample(run, storage, folder)
+    if any(":" in source for source in run.spec.data.all_sources):
+        set_up()
+    sampled = _sample_mixture if run.spec.data.sources else _sample
+    sample = sampled(run, storage, folder, set_up=set_up)
     manifest = sample.manifest
     for name in run.spec.data.own_sets:
         require_features_of_training(name, first_features(run.spec, name, run.folder), manifest.features)
@@ -97,28 +104,31 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     return Finding(verdict="warn" if warnings else "pass", text="; ".join([text, *warnings]), value=sample)
 
 
-def _sample(run: RunFile, storage: Storage | None, folder: Path, name: str = "sample") -> DataSample:
+def _sample(
+    run: RunFile, storage: Storage | None, folder: Path, name: str = "sample", *, set_up: Callable[[], object]
+) -> DataSample:
     """Return the prepared dataset of a run with a single source, or a sample of it."""
     said: list[Note] = []
     source = open_source(run.spec.data, run.folder, run.spec.train.seed, note=said.append)
     prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
+    set_up()  # images and records are decoded by TensorFlow, whose first use fixes the devices
     return prepared or _sample_source(run, source, LocalStorage(folder), name, said)
 
 
-def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path) -> DataSample:
+def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path, *, set_up: Callable[[], object]) -> DataSample:
     """Return the prepared mixture of a run, or a mixture of samples of all its sources."""
     alone = [replace(run, spec=spec_of_source(run.spec, index)) for index in range(len(run.spec.data.sources))]
     found: list[DataSample] = []
     for index, each in enumerate(alone):
         with errors_at(f"data.sources[{index}]"):
-            found.append(_sample(each, storage, folder, f"sample-{index}"))
+            found.append(_sample(each, storage, folder, f"sample-{index}", set_up=set_up))
     if storage is not None and all(each.is_whole for each in found):
         mixed = mixture_manifest(run.spec, [each.ref for each in found], [each.manifest for each in found])
         if (prepared := _prepared(storage, dataset_folder(mixed.digest))) is not None:
             return prepared
     # A mixture has all its datasets in one store.
     sampled = [
-        one if not one.is_whole else _sample(each, None, folder, f"sample-{index}")
+        one if not one.is_whole else _sample(each, None, folder, f"sample-{index}", set_up=set_up)
         for index, (each, one) in enumerate(zip(alone, found, strict=True))
     ]
     mixed = mixture_manifest(run.spec, [each.ref for each in sampled], [each.manifest for each in sampled])

@@ -6,6 +6,7 @@ however the run is cut or killed, and on whatever replicas.
 
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.errors import BatonError
+from tests.support import forked
 from tests.support.homes import entries_of
 from tests.support.lab import differing, in_fresh_process, lab_of
 from tests.support.tfrecords import file_of, record, write_array_record
@@ -296,6 +298,15 @@ def test_mixture_of_two_forms_is_exact_if_killed_and_on_two_hosts(
     assert {host.result["state_digest"] for host in hosts} == {straight["state_digest"]}
     last = [entry.body for entry in entries_of(tmp_path / "hosts" / "digits-cnn") if isinstance(entry.body, Commit)][-1]
     assert [worker.examples for worker in last.workers] == [worker.steps * 4 for worker in last.workers]
+
+
+def test_doctor_checks_a_model_on_files_in_place(tmp_path: Path) -> None:
+    """Records are decoded by TensorFlow, whose devices must be set up before."""
+    command = [sys.executable, "-m", "flows.commands.main", "doctor", str(run_file(tmp_path, "array_record")), "--json"]
+    done = forked.run(command, capture_output=True, text=True, timeout=600, check=False)
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["data"]["text"] == "the first 12 examples of the source are valid: x float32[3], y int64[]"
+    assert (found["data"]["verdict"], found["model"]["verdict"]) == ("pass", "pass"), found["model"]["text"]
 
 
 @pytest.mark.nightly
