@@ -74,8 +74,12 @@ def decode_image(data: Any, shape: Sequence[int], dtype: str) -> Any:
     with tf.device("/CPU:0"):
         # decode_jpeg decodes PNG as well.
         image = tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
-        # An image that already has this size keeps every bit.
-        image = tf.image.resize(image, (height, width), method="bilinear", antialias=True)
+        # An image that already has this size keeps every bit; resizing it would take more time than decoding.
+        image = tf.cond(
+            tf.reduce_all(tf.shape(image)[:2] == (height, width)),
+            lambda: tf.cast(image, tf.float32),
+            lambda: tf.image.resize(image, (height, width), method="bilinear", antialias=True),
+        )
         image = tf.saturate_cast(tf.round(image), tf.uint8) if dtype == "uint8" else image / 255.0
         return tf.ensure_shape(image, (height, width, channels))
 
