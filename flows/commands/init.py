@@ -89,7 +89,7 @@ def _fitting(path: str, label: str | None, folder: Path) -> tuple[dict[str, str]
     from tasks.prepare_data.look import look
 
     quiet_tensorflow()
-    found = look(path, Path.cwd(), label)
+    found = look(path, label)
     paths = [options["path"] for options in (found.plan.options, *found.plan.sets.values())]
     keys = data_keys(found, {each: _from(folder, each) for each in paths})
     name = path if path.strip("./") else Path.cwd().name

@@ -5,6 +5,7 @@ then examples with every check of a preparation. So what is found here trains, a
 here, before a run file is written.
 """
 
+import contextlib
 import json
 import re
 import time
@@ -16,10 +17,12 @@ from typing import Any, Final
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import CLASSES, ExtremeValue, Feature
-from tasks.foundation.errors import InvalidInput, SourceError
+from tasks.foundation.errors import InvalidInput, RunFileError, SourceError
 from tasks.foundation.messages import counted, listed, message
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.look_tables import FILLED_TEXT, SeenTable, look_at_tables
+from tasks.prepare_data.sources.hub_layouts import README, SplitFiles, find_split
+from tasks.prepare_data.sources.huggingface import columns_of_split
 from tasks.prepare_data.sources.image_folders import common_size
 from tasks.prepare_data.sources.npz_arrays import arrays_of
 from tasks.prepare_data.sources.registry import open_source
@@ -118,12 +121,11 @@ class Found:
         return int(span[1]) + 1
 
 
-def look(path: str, base: Path, label: str | None = None) -> Found:
+def look(path: str, label: str | None = None) -> Found:
     """Find the source that reads the files at a path, choose its options, and read some of its examples.
 
     Args:
-        path: a file, a folder, a pattern or an address, as `data.options.path`.
-        base: the folder that it is relative to.
+        path: a file, a folder, a pattern or an address, as `data.options.path`; relative to the working folder.
         label: the column for y; None: the one that is named like a label.
 
     Raises:
@@ -131,7 +133,7 @@ def look(path: str, base: Path, label: str | None = None) -> Found:
         SourceError: there are no files, or their content is refused by the source.
     """
     try:
-        files = [file for file in find_files(path, base) if not _is_hidden(file.relative)]
+        files = [file for file in find_files(path, Path.cwd()) if not _is_hidden(file.relative)]
     except SourceError as fault:
         raise SourceError(str(fault).replace("data.options.path", "--data")) from fault
     form = _form_of(path, files)
@@ -140,7 +142,7 @@ def look(path: str, base: Path, label: str | None = None) -> Found:
     else:
         plan = _with_sets(path, files, lambda at, some: _FORMS[form](at, some, label))
     data = DataSpec(source=plan.source, options=plan.options)
-    return _read(plan, data, base)
+    return _read(plan, data)
 
 
 def _is_hidden(relative: str) -> bool:
@@ -148,7 +150,7 @@ def _is_hidden(relative: str) -> bool:
 
 
 # Files that describe a dataset with splits -> its form.
-_DESCRIBED = {"features.json": "tfds"}
+_DESCRIBED = {"features.json": "tfds", "dataset_dict.json": "huggingface", "state.json": "huggingface"}
 _WITH_SPLITS = frozenset(_DESCRIBED.values())
 _SUFFIXES = {
     **dict.fromkeys(SUFFIXES, "table"),
@@ -173,6 +175,8 @@ def _form_of(path: str, files: Sequence[SourceFile]) -> str:
     """
     names = {file.name for file in files}
     described = next((form for name, form in _DESCRIBED.items() if name in names), None)
+    if README in names and any(name.endswith(".parquet") for name in names):  # the hub's layout
+        described = "huggingface"
     if described is not None:
         return described
     forms = Counter(form for file in files if (form := _form_of_name(file.name)))
@@ -311,6 +315,26 @@ def _of_table(source: str, options: Mapping[str, Any], seen: SeenTable, label: s
     return Plan(source=source, options={**options, **given}, columns=tuple(columns), examples=seen.rows)
 
 
+def _huggingface(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
+    del files  # those of a split are found by what the folder says of itself
+    found: dict[str, SplitFiles] = {}
+    for split in _SETS:
+        with contextlib.suppress(RunFileError):
+            found[split] = find_split(path, Path.cwd(), config=None, split=split)
+    if not found:
+        found["train"] = find_split(path, Path.cwd(), config=None, split="train")  # its error names the splits
+    first = next(iter(found.values()))
+    columns = columns_of_split(first)
+    seen = look_at_tables(first.files, {name: each.shape for name, each in columns.items() if each.shape})
+    # A structure of an image's bytes and path is the image.
+    images = {f"{name}.bytes": name for name, each in columns.items() if each.kind == "Image" and each.shape == ()}
+    paths = {f"{name}.path" for name in images.values()}
+    renamed = [replace(each, name=images.get(each.name, each.name)) for each in seen.columns if each.name not in paths]
+    plan = _of_table("huggingface", {"path": path}, replace(seen, columns=tuple(renamed)), label)
+    chosen = _of_splits("huggingface", plan.options, plan.columns, list(found))
+    return replace(chosen, examples=plan.examples)
+
+
 def _tar(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     known, size = describe_tars(files, path=path)
     uses = _uses({key: _kind(each) for key, each in known.items() if isinstance(each, Feature)}, label)
@@ -392,6 +416,7 @@ def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan
 _FORMS: dict[str, Callable[[str, Sequence[SourceFile], str | None], Plan]] = {
     "images": _images,
     "npz": _npz,
+    "huggingface": _huggingface,
     "tar": _tar,
     "table": _table,
     "text": _text,
@@ -467,9 +492,9 @@ def _type(feature: Feature) -> str:
     return f"{'image ' * (feature.encoding == 'image')}{feature.dtype}{list(feature.shape)}"
 
 
-def _read(plan: Plan, data: DataSpec, base: Path) -> Found:
+def _read(plan: Plan, data: DataSpec) -> Found:
     """Read examples for a few seconds, each with the checks of a preparation."""
-    source = open_source(data, base)
+    source = open_source(data, Path.cwd())
     checker = Checker(data)
     began = time.monotonic()
     examples, is_whole = 0, True

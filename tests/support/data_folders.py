@@ -83,13 +83,32 @@ def customers(folder: Path) -> str:
         "age": [None if number == 7 else number for number in numbers],
         "city": [None if number == 8 else ("Lima", "Oslo")[number % 2] for number in numbers],
         "plan": pa.array([("free", "paid")[number % 2] for number in numbers]).dictionary_encode(),
-        "embedding": [[1.0, float(number)] for number in numbers],
+        "vector": [[1.0, float(number)] for number in numbers],
         "clicks": [[1] * (number % 3) for number in numbers],
         "note": [f"note {number}" for number in numbers],
         "label": [number % 2 == 0 for number in numbers],
     }
     parquet.write_table(pa.table(columns), folder / "customers.parquet", row_group_size=10)
     return "customers.parquet"
+
+
+def saved(folder: Path) -> str:
+    """As `save_to_disk` of the package `datasets` writes them."""
+    import datasets
+    import pyarrow as pa
+    from datasets.table import InMemoryTable
+
+    datasets.disable_progress_bars()
+    label = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features({"image": datasets.Image(), "id": datasets.Value("int64"), "label": label})
+    parts = {}
+    for name, rows in (("train", 12), ("test", 6)):
+        # The package itself needs Pillow to take images.
+        images = pa.array([{"bytes": png(row), "path": None} for row in range(rows)], features["image"].pa_type)
+        columns = {"image": images, "id": list(range(rows)), "label": [row % 2 for row in range(rows)]}
+        parts[name] = datasets.Dataset(InMemoryTable(pa.table(columns)), info=datasets.DatasetInfo(features=features))
+    datasets.DatasetDict(parts).save_to_disk(str(folder / "saved"))
+    return "saved"
 
 
 def reviews(folder: Path) -> str:

@@ -114,10 +114,7 @@ def huggingface(options: Mapping[str, Any], folder: Path, *, sequences: bool) ->
         found = download_split(chosen.name, chosen.revision, folder, config=chosen.config, split=chosen.split)
         origin[f"{chosen.name}/{chosen.split}"] = f"commit {chosen.revision}"
     first = found.files[0]
-    features = found.features
-    if features is None:
-        features = features_of_schema(schema_of(first, form_of(first), CsvForm()).metadata, where=str(first))
-    columns = hub_columns(features or {}, where=str(first))
+    columns = columns_of_split(found)
     if chosen.x is None and columns:
         others = [name for name in columns if name not in (*all_columns(chosen.y), chosen.weight)]
         chosen = chosen.model_copy(update={"x": others})
@@ -136,6 +133,18 @@ def huggingface(options: Mapping[str, Any], folder: Path, *, sequences: bool) ->
         origin=origin,
         sequences=sequences,
     )
+
+
+def columns_of_split(found: SplitFiles) -> dict[str, HubColumn]:
+    """Return what the features of a dataset say of its columns; {} if nothing says them.
+
+    Raises:
+        SourceError: they cannot be read.
+    """
+    first, features = found.files[0], found.features
+    if features is None:
+        features = features_of_schema(schema_of(first, form_of(first), CsvForm()).metadata, where=str(first))
+    return hub_columns(features or {}, where=str(first))
 
 
 def _require_readable(chosen: HuggingfaceOptions, columns: Mapping[str, HubColumn], file: SourceFile) -> None:

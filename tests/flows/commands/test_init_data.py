@@ -26,6 +26,7 @@ from tests.support.data_folders import (
     prices,
     records,
     reviews,
+    saved,
     shards,
 )
 
@@ -68,15 +69,21 @@ FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]]
     ),
     customers: (
         {
-            "x": {"age": "age", "city": "city", "plan": "plan", "embedding_": "embedding"},
+            "x": ["age", "city", "plan", "vector"],
             "y": "label",
             "fill": {"age": 0, "city": "missing"},
             "vocabulary": {"city": ["Lima", "Oslo", "missing"]},
-            "shapes": {"embedding": [2]},
+            "shapes": {"vector": [2]},
         },
-        ["x/age int64[]", "x/city int64[]", "x/plan int64[]", "x/embedding_ float32[2]", "y bool[]"],
+        ["x/age int64[]", "x/city int64[]", "x/plan int64[]", "x/vector float32[2]", "y bool[]"],
         None,
         (1,),
+    ),
+    saved: (
+        {"x": "image", "y": "label", "size": [4, 5], "split": "train"},
+        ["x uint8[4, 5, 3]", "y int64[]"],
+        2,
+        (2,),
     ),
     reviews: ({"x": "text", "y": "label"}, ["x string[]", "y int64[]"], 2, (2,)),
     book: ({"length": 64, "suffix": ".txt"}, ["x int32[64]", "y int32[64]"], None, (64, 256)),
@@ -119,13 +126,21 @@ def test_run_file_and_model_fit_the_data(made: Made, folder: Path, capsys: pytes
 
 
 def test_sets_of_their_own_are_named(folder: Path) -> None:
-    for made, name in ((photos, "validation"), (pictures, "test"), (reviews, "test")):
+    for made, name in ((photos, "validation"), (pictures, "test"), (saved, "test")):
         path = made(folder)
         assert main(["init", made.__name__, "--data", path]) == 0
         data = yaml.safe_load((folder / made.__name__ / "run.yaml").read_text())["data"]
         own = data[name]["options"]
         assert own != data["options"]
         assert (folder / made.__name__ / own["path"]).exists()
+
+
+def test_inputs_have_other_names_than_layers(folder: Path) -> None:
+    rows = ["dense,a b,label", *(f"{'uv'[row % 2]},{row},{row % 3}" for row in range(12))]
+    (folder / "clash.csv").write_text("\n".join([*rows, ""]))
+    assert main(["init", "run", "--data", "clash.csv"]) == 0
+    model = cast(Any, load_function("model.py:build_model", folder / "run")())
+    assert sorted(model.input) == ["a_b", "dense_"]
 
 
 def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,22 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent
 from tasks.prepare_data.stage import prepare_data
 from tests.support.checkout import CHECKOUT
-from tests.support.data_folders import Made, book, customers, photos, pictures, prepared, records, shards
+from tests.support.data_folders import (
+    Made,
+    book,
+    customers,
+    photos,
+    pictures,
+    prepared,
+    records,
+    saved,
+    shards,
+)
 
 PAGE = CHECKOUT / "tasks" / "prepare_data" / "README.md"
 REGENERATE = "PYTHONPATH=. .venv/bin/python tests/flows/commands/test_your_data.py"
 BLOCK = re.compile(r"(?<=^<!-- generated: )(\w+)( -->\n).*?(?=^<!-- end of generated -->$)", re.MULTILINE | re.DOTALL)
-SHOWN: tuple[Made, ...] = (customers, prepared, shards, records, photos, pictures, book)
+SHOWN: tuple[Made, ...] = (customers, saved, prepared, shards, records, photos, pictures, book)
 
 
 def shown(made: Made, folder: Path) -> tuple[str, RunFile]:
