@@ -25,7 +25,7 @@ from tasks.foundation.contracts.dataset import (
 )
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.columns import value_bytes
+from tasks.foundation.dataset.columns import range_bytes
 from tasks.foundation.dataset.manifest import (
     Part,
     dataset_folder,
@@ -145,8 +145,8 @@ def _require_memory(data: DataSpec, features: Sequence[Feature], shard: ShardRec
     Raises:
         RunFileError: the largest window takes more than half of the free memory.
     """
-    files = any(each.encoding in {"text", "image", "raw"} for each in features)
-    insort(largest, value_bytes(features) * shard.records_held + files * shard.size, key=lambda size: -size)
+    found = range_bytes(features, records=shard.records_held, size=shard.size)
+    insort(largest, found, key=lambda size: -size)
     del largest[data.window_shards :]
     available, window = available_bytes(), sum(largest)
     if available is None or 2 * window <= available:

@@ -375,6 +375,12 @@ def value_bytes(features: Sequence[Feature]) -> int:
     return sum(math.prod(each.shape) * np.dtype(_EXTRACTED.get(each.encoding, each.dtype)).itemsize for each in numbers)
 
 
+def range_bytes(features: Sequence[Feature], *, records: int, size: int) -> int:
+    """Return the memory that the values of a range take, in bytes: of texts and files as much as they take in it."""
+    has_bytes = any(each.encoding == "text" or each.encoding in _WHOLE for each in features)
+    return value_bytes(features) * records + has_bytes * size
+
+
 def _array_record(
     body: memoryview, _: memoryview, record: ShardRecord, features: Sequence[Feature]
 ) -> dict[str, Array]:

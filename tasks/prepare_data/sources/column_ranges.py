@@ -9,15 +9,16 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 
 import google_crc32c
 import numpy as np
 
 from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.columns import read_columns
+from tasks.foundation.dataset.columns import range_bytes, read_columns
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import DamagedDataset, SourceChanged, SourceError
+from tasks.foundation.machine.processes import available_bytes
 from tasks.prepare_data.sources.image_folders import decode_image_file
 from tasks.prepare_data.sources.source import ExampleChecker, LocatedExample, Range
 from tasks.prepare_data.sources.source_files import SourceFile
@@ -77,10 +78,16 @@ def _read_ranges(
 ) -> Iterator[tuple[Range, int, dict[str, Array]]]:
     """Yield each range with the row of its file that it begins with, and its values."""
     by_uri = {file.uri: file for file in files}
-    of_files = groupby(planned, key=lambda each: each.path)
+    ranges = iter(planned)
+    first = list(islice(ranges, 1))
+    # Ranges are about equally large. Of those that memory may hold only a few of, one is read after the other.
+    held = sum(range_bytes(features, records=each.records, size=each.size) + each.size for each in first) * 2 * _WORKERS
+    available = available_bytes()
+    workers = _WORKERS if available is None or 2 * held <= available else 1
+    of_files = groupby(chain(first, ranges), key=lambda each: each.path)
     # The next file is read while the last ranges of this one are decoded: many files have a single range.
     data = chain.from_iterable(_with_bytes(by_uri[uri], ranges) for uri, ranges in of_files)
-    yield from map_ahead(partial(_read, features=features, images=images), data, workers=_WORKERS)
+    yield from map_ahead(partial(_read, features=features, images=images), data, workers=workers)
 
 
 def _where(uri: str, first: int, row: int) -> str:
