@@ -88,6 +88,11 @@ def _fitting(path: str, label: str | None, folder: Path) -> tuple[dict[str, str]
     from flows.commands.fitting_run import data_keys, model_text, run_text
     from tasks.prepare_data.look import look
 
+    if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
+        raise InvalidInput(
+            f"{folder} is in the folder of the data, which would have other files then; name a folder for the run: "
+            f"baton init NEW --data {path}"
+        )
     quiet_tensorflow()
     found = look(path, label)
     paths = [options["path"] for options in (found.plan.options, *found.plan.sets.values())]

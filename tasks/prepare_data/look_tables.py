@@ -13,7 +13,7 @@ from tasks.foundation.errors import SourceError
 from tasks.prepare_data.sources.column_types import ColumnType, KnownColumn, column_type
 from tasks.prepare_data.sources.image_folders import common_size
 from tasks.prepare_data.sources.source_files import SourceFile
-from tasks.prepare_data.sources.table_files import CsvForm, Form, batches_of, form_of, schema_of
+from tasks.prepare_data.sources.table_files import CsvForm, Form, batches_of, footer_counts, form_of, schema_of
 
 # Rows are read until one of these.
 _ROWS, _BYTES = 100_000, 64 << 20
@@ -68,7 +68,7 @@ def look_at_tables(files: Sequence[SourceFile], known: Mapping[str, tuple[int, .
         SourceError: a file is damaged.
     """
     form = form_of(files[0])
-    rows, nulls = _counted(files) if form == "parquet" else (None, {})
+    rows, nulls = footer_counts(files) if form == "parquet" else (None, {})
     sample = _sample(files, form)
     columns = [
         _seen(field, sample.column(index), files[0], (known or {}).get(field.name, ()), nulls.get(field.name))
@@ -76,25 +76,6 @@ def look_at_tables(files: Sequence[SourceFile], known: Mapping[str, tuple[int, .
         if not field.name.startswith("__index_level_")  # of pandas
     ]
     return SeenTable(columns=tuple(columns), rows=rows)
-
-
-def _counted(files: Sequence[SourceFile]) -> tuple[int, dict[str, int]]:
-    """Return the rows of Parquet files, and the nulls of each column whose footers say them."""
-    from pyarrow import parquet
-
-    rows, nulls, unknown = 0, dict[str, int](), set[str]()
-    for file in files:
-        with file.open(has_checksums=True) as opened:
-            metadata = parquet.ParquetFile(opened).metadata
-        rows += metadata.num_rows
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
-                statistics = chunk.statistics
-                if statistics is None or not statistics.has_null_count:
-                    unknown.add(chunk.path_in_schema)
-                else:
-                    nulls[chunk.path_in_schema] = nulls.get(chunk.path_in_schema, 0) + statistics.null_count
-    return rows, {name: count for name, count in nulls.items() if name not in unknown}
 
 
 def _sample(files: Sequence[SourceFile], form: Form) -> Any:
@@ -107,13 +88,15 @@ def _sample(files: Sequence[SourceFile], form: Form) -> Any:
     for file in files:
         types = {field.name: field.type for field in schema}
         for batch in batches_of(file, form, CsvForm(), columns=schema.names, types=types):
+            if batch.schema != schema:  # the source says what differs
+                break
             tables.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= _ROWS or size >= _BYTES:
                 break
         if rows >= _ROWS or size >= _BYTES:
             break
-    table = pa.concat_tables(tables, promote_options="permissive").slice(0, _ROWS)
+    table = pa.concat_tables(tables).slice(0, _ROWS)
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return table
@@ -140,7 +123,10 @@ def _seen(field: Any, values: Any, file: SourceFile, shape: tuple[int, ...], nul
     except SourceError as fault:
         problem = str(fault).removeprefix(f"{file}: ").removeprefix(f"the column {field.name!r} ")
         return SeenColumn(name=field.name, type=str(kind), nulls=nulls, problem=problem)
-    texts = _categories(values) if becomes.encoding == "text" and not becomes.is_dictionary else ()
+    is_plain_text = becomes.encoding == "text" and not becomes.is_dictionary
+    if is_plain_text and becomes.shape:
+        return SeenColumn(name=field.name, type=str(kind), nulls=nulls, problem="has several texts in each row")
+    texts = _categories(values) if is_plain_text else ()
     return SeenColumn(
         name=field.name,
         type=str(kind),

@@ -117,6 +117,29 @@ def _require_names(fields: Iterable[Any]) -> None:
             _require_names(each.type.field(index) for index in range(each.type.num_fields))
 
 
+def footer_counts(files: Sequence[SourceFile]) -> tuple[int, dict[str, int]]:
+    """Return the rows of Parquet files, and the nulls of each column whose footers say them.
+
+    Raises:
+        SourceError: a file is damaged.
+    """
+    from pyarrow import parquet
+
+    rows, nulls, unknown = 0, dict[str, int](), set[str]()
+    for file in files:
+        with file.open(has_checksums=True) as opened, _errors_of(file, "parquet"):
+            metadata = parquet.ParquetFile(opened).metadata
+        rows += metadata.num_rows
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count:
+                    unknown.add(chunk.path_in_schema)
+                else:
+                    nulls[chunk.path_in_schema] = nulls.get(chunk.path_in_schema, 0) + statistics.null_count
+    return rows, {name: count for name, count in nulls.items() if name not in unknown}
+
+
 def batches_of(
     file: SourceFile, form: Form, csv: CsvForm, *, columns: Sequence[str], types: Mapping[str, Any]
 ) -> Iterator[Any]:

@@ -128,11 +128,12 @@ def test_run_file_and_model_fit_the_data(made: Made, folder: Path, capsys: pytes
 def test_sets_of_their_own_are_named(folder: Path) -> None:
     for made, name in ((photos, "validation"), (pictures, "test"), (saved, "test")):
         path = made(folder)
-        assert main(["init", made.__name__, "--data", path]) == 0
-        data = yaml.safe_load((folder / made.__name__ / "run.yaml").read_text())["data"]
+        run = folder / f"{made.__name__}-run"
+        assert main(["init", str(run), "--data", path]) == 0
+        data = yaml.safe_load((run / "run.yaml").read_text())["data"]
         own = data[name]["options"]
         assert own != data["options"]
-        assert (folder / made.__name__ / own["path"]).exists()
+        assert (run / own["path"]).exists()
 
 
 def test_inputs_have_other_names_than_layers(folder: Path) -> None:
@@ -167,16 +168,19 @@ def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixtur
         (["--data", "one.npz"], "no column is named like a label; say which one is y: --label a or b"),
         (["--data", "nan.npz"], "x contains nan"),
         (["--label", "y"], "add --data PATH"),
+        (["--data", "cut.parquet"], "cut.parquet"),
+        (["--data", "."], "run is in the folder of the data"),
         (["--data", "customers.parquet", "--label", "age"], "age is null in 1 row"),
         (["--data", "customers.parquet", "--label", "note"], "the labels are texts"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
+def test_what_cannot_be_used_is_refused(
     words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measurements(folder)
     book(folder)
     customers(folder)
+    (folder / "cut.parquet").write_bytes((folder / "customers.parquet").read_bytes()[:-99])
     (folder / "film.mp4").write_bytes(b"0")
     np.savez(folder / "one.npz", a=np.zeros(3), b=np.zeros(3))
     np.savez(folder / "nan.npz", x=np.full(3, np.nan), y=np.zeros(3))
