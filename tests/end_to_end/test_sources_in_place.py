@@ -22,7 +22,7 @@ from tests.support.homes import entries_of
 from tests.support.lab import differing, in_fresh_process, lab_of
 from tests.support.tfrecords import file_of, record, write_array_record
 from tests.support.training_child import Child
-from tests.support.worker_processes import Workers
+from tests.support.worker_processes import THREADS, Workers
 
 pytestmark = pytest.mark.slow
 
@@ -267,7 +267,7 @@ def run_file(root: Path, *forms: str) -> Path:
     return file
 
 
-SHORT = ["train.steps=24", "evaluate.every_steps=null"]
+SHORT = ["train.steps=24", "evaluate.every_steps=null", *THREADS]
 
 
 def killed(file: Path, root: Path, replicas: int, train: Callable[..., Any]) -> Any:
@@ -279,7 +279,7 @@ def killed(file: Path, root: Path, replicas: int, train: Callable[..., Any]) -> 
         extra=[f"accelerator.replicas={replicas}", *settings],
         notes=root,
         file=file,
-        env={"BATON_TEST_BATCH_SECONDS": "0.1"},
+        env={"BATON_TEST_BATCH_SECONDS": "0.3"},
     )
     assert child.until_commits(3)
     assert child.kill()

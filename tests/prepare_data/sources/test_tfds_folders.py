@@ -167,7 +167,9 @@ def test_malformed_array_records_are_refused(
     assert workshop.files() == {}
 
 
-def test_folder_in_a_store_is_the_same_dataset(workshop: Any, shapes: Path) -> None:
+@pytest.mark.parametrize("form", ["shapes", "array_records"])
+def test_folder_in_a_store_is_the_same_dataset(workshop: Any, request: pytest.FixtureRequest, form: str) -> None:
+    shapes = request.getfixturevalue(form)
     storage = MemoryStorage("tfds-test")
     storage.delete("")
     for file in shapes.iterdir():
