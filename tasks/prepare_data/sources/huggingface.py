@@ -12,6 +12,7 @@ A branch or a tag moves, so a name needs the commit: only that says which exampl
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,6 +191,7 @@ def download_split(name: str, revision: str, folder: Path, *, config: str | None
     try:
         import huggingface_hub as hub
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError as fault:
         raise SourceError(
             "data.options.name: the package huggingface_hub is missing; install it with pip install "
@@ -201,6 +203,8 @@ def download_split(name: str, revision: str, folder: Path, *, config: str | None
     snapshot = repository / "snapshots" / revision
 
     def fetch(*names: str) -> None:
+        if not sys.stderr.isatty():  # its bars would fill a log
+            disable_progress_bars()
         with _hub_errors(where):
             # Brackets would be patterns.
             patterns = [re.sub(r"([*?[])", r"[\1]", each) for each in names]
@@ -218,7 +222,8 @@ def download_split(name: str, revision: str, folder: Path, *, config: str | None
     names = [each.path for each in tree if not is_hidden(each.path)]
     readme: dict[str, Any] = {}
     if README in names:
-        fetch(README)
+        if not (snapshot / README).exists():
+            fetch(README)
         readme = front_matter((snapshot / README).read_bytes(), f"{where}/{README}")
     chosen = split_of_layout(names, readme, config=config, split=split, where=where)
     missing = [each for each in chosen if not (snapshot / each).exists()]

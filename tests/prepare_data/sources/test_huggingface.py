@@ -400,12 +400,15 @@ def test_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         downloaded()
 
 
-def test_dataset_of_the_hub_is_read_from_its_cache(hub: FakeHub, workshop: Any, tmp_path: Path) -> None:
+def test_dataset_of_the_hub_is_read_from_its_cache(
+    hub: FakeHub, workshop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = {**WHOLE, "name": "me/rows", "revision": COMMIT}
     ref = workshop.prepare("huggingface", options, validation_fraction=0.0)
     manifest = load_manifest(workshop.storage, ref)
     assert manifest.train[0].path.startswith(f"{tmp_path}/cache/datasets--me--rows/snapshots/{COMMIT}/data/train-")
     assert manifest.origin["me/rows/train"] == f"commit {COMMIT}"
     require_rows(*examples(workshop, ref), range(40))
+    assert capsys.readouterr().err == ""  # no bars of a download in a log
     hub.status = (503, "")
     assert workshop.prepare("huggingface", options, validation_fraction=0.0).already_prepared
