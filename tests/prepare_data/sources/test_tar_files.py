@@ -16,7 +16,7 @@ from tasks.foundation.dataset.manifest import load_manifest, manifest_path
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset, InvalidInput
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
-from tests.support.tars import example, npy, tar, tar_of
+from tests.support.tars import example, members_of, npy, tar, tar_of
 
 OPTIONS = {
     "path": "shards/*.tar",
@@ -198,12 +198,12 @@ def test_invalid_tar_options_are_refused(workshop: Any, changed: Mapping[str, An
 def with_second(**files: bytes) -> bytes:
     """Return a tar file whose second example has other contents."""
     made = {"d/0001": example(1), "d/0002": {**example(2), **files}}
-    return tar_of((f"{key}.{suffix}", data) for key, each in made.items() for suffix, data in each.items())
+    return members_of(made)
 
 
 def without(*suffixes: str) -> bytes:
     made = {"d/0001": example(1), "d/0002": {key: data for key, data in example(2).items() if key not in suffixes}}
-    return tar_of((f"{key}.{suffix}", data) for key, each in made.items() for suffix, data in each.items())
+    return members_of(made)
 
 
 def malformed(name: str) -> bytes:
