@@ -140,6 +140,7 @@ def look(path: str, label: str | None = None) -> Found:
     if form in _WITH_SPLITS:
         plan = _FORMS[form](path, files, label)
     else:
+        files = [file for file in files if _form_of_name(file.name) == form]
         plan = _with_sets(path, files, lambda at, some: _FORMS[form](at, some, label))
     data = DataSpec(source=plan.source, options=plan.options)
     return _read(plan, data)
@@ -191,6 +192,8 @@ def _form_of(path: str, files: Sequence[SourceFile]) -> str:
                 ],
             )
         )
+    if len(forms) > 1:
+        forms.pop("text", None)  # a README, a license
     return forms.most_common(1)[0][0]
 
 

@@ -56,8 +56,10 @@ def records(folder: Path) -> str:
 
 
 def shards(folder: Path) -> str:
-    """As WebDataset writes them."""
+    """As WebDataset writes them, and what often lies beside them."""
     (folder / "shards").mkdir()
+    for name in ("LICENSE.txt", "README.md"):
+        (folder / "shards" / name).write_text("free")
     for number in range(2):
         begin = 6 * number
         data = tar(*range(begin, begin + 6), suffixes=("png", "cls"))
