@@ -30,7 +30,7 @@ from tasks.foundation.dataset.features import (
     items_of_example,
 )
 from tasks.foundation.errors import BatonError, SourceError
-from tasks.foundation.messages import message
+from tasks.foundation.messages import listed, message
 from tasks.prepare_data.sequences import Packing, Padding
 from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.sources.source import Row
@@ -110,8 +110,9 @@ class Checker:
         reading: how the examples were found, see `DatasetManifest.reading`.
     """
 
-    def __init__(self, data: DataSpec) -> None:
-        """Check examples of a run file's `data`."""
+    def __init__(self, data: DataSpec, vocabularies: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """Check examples of a run file's `data`; `vocabularies` are those of the source."""
+        self._vocabularies = vocabularies or {}
         self._classes = data.classes
         self._allow_nan = data.allow_nan
         self._padding = None if data.pad is None else Padding(data.pad)
@@ -196,7 +197,13 @@ class Checker:
         """The features of the examples, as in the first one; if they are packed, those of the rows."""
         kinds = self._kinds if self.packing is None else self.packing.kinds
         return tuple(
-            Feature(name=name, dtype=dtype, shape=shape, encoding="text" if dtype == STRING else "raw")
+            Feature(
+                name=name,
+                dtype=dtype,
+                shape=shape,
+                encoding="text" if dtype == STRING else "raw",
+                vocabulary=self._vocabularies.get(name, ()),
+            )
             for name, dtype, shape in kinds
         )
 
@@ -337,7 +344,7 @@ def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature
         source = open_source(data, code_folder, spec.train.seed)
         if source.in_place is not None:
             return source.in_place.features
-        checker = Checker(data)
+        checker = Checker(data, source.vocabularies)
         with source.surroundings():
             first = next(source.read(), None)
         if first is None:
@@ -349,6 +356,35 @@ def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature
 def kinds_of(features: Sequence[Feature]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of each feature, by name."""
     return {each.name: (each.dtype, each.shape) for each in features}
+
+
+def require_same_vocabularies(
+    features: Sequence[Feature], others: Sequence[Feature], *, where: str, elsewhere: str
+) -> None:
+    """Refuse texts that have other positions in two sets of examples.
+
+    Args:
+        features: of some examples.
+        others: of the other ones.
+        where: what the first are, for messages.
+        elsewhere: what the others are.
+
+    Raises:
+        SourceError: a feature has two vocabularies.
+    """
+    known = {each.name: each.vocabulary for each in others if each.vocabulary}
+    for each in features:
+        if each.vocabulary and each.vocabulary != known.get(each.name, each.vocabulary):
+            details = [
+                f"{at}: {listed(texts)}" for at, texts in ((where, each.vocabulary), (elsewhere, known[each.name]))
+            ]
+            raise SourceError(
+                message(
+                    f"{where}: {each.name} is the position in another vocabulary than that of {elsewhere}",
+                    details=details,
+                    hints=["give both the same texts in the same order, under options.vocabulary"],
+                )
+            )
 
 
 def words_of(kinds: Kinds) -> str:

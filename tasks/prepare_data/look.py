@@ -498,7 +498,7 @@ def _type(feature: Feature) -> str:
 def _read(plan: Plan, data: DataSpec) -> Found:
     """Read examples for a few seconds, each with the checks of a preparation."""
     source = open_source(data, Path.cwd())
-    checker = Checker(data)
+    checker = Checker(data, source.vocabularies)
     began = time.monotonic()
     examples, is_whole = 0, True
     for count in _counts(source, checker):

@@ -22,7 +22,7 @@ from tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.interface import Storage
-from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
+from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, require_same_vocabularies, words_of
 from tasks.prepare_data.sources.returned_arrays import floatx
 from tasks.prepare_data.sources.source import Source
 from tasks.prepare_data.split import settings_of_split
@@ -194,6 +194,7 @@ def require_same_features(
         SourceError: the features differ.
     """
     names = {index: f"data.sources[{index}] {spec.data.sources[index].source}" for index in (one, other)}
+    require_same_vocabularies(features, others, where=names[one], elsewhere=names[other])
     found, wanted = kinds_of(features), kinds_of(others)
     if found != wanted:
         raise SourceError(

@@ -59,6 +59,7 @@ from tasks.prepare_data.example_checks import (
     Kinds,
     features_of_first_example,
     kinds_of,
+    require_same_vocabularies,
     words_of,
 )
 from tasks.prepare_data.example_checks import check_features as check_first_example
@@ -243,10 +244,11 @@ def require_features_of_training(name: SetName, features: Sequence[Feature], tra
         training: of the training examples.
 
     Raises:
-        SourceError: names, dtypes or shapes differ; sample weights may be missing on either side.
+        SourceError: names, dtypes, shapes or vocabularies differ; sample weights may be missing on either side.
     """
     own, others = _kinds(features), _kinds(training)
     if own == others:
+        require_same_vocabularies(features, training, where=f"data.{name}", elsewhere="training")
         return
     raise SourceError(
         message(
@@ -384,7 +386,7 @@ def _write(
     check_features: FeatureCheck | None,
 ) -> DatasetManifest:
     """Write all shards; return the manifest, which is not written yet."""
-    checker = Checker(spec.data)
+    checker = Checker(spec.data, source.vocabularies)
     if source.in_place is not None:
         check_first_example(check_features, source.in_place.features, "examples")
         return index_in_place(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)

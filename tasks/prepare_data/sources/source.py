@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -84,6 +84,8 @@ class Source:
     read: Callable[[], Iterator[LocatedExample]]
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
     in_place: InPlace | None = None
+    # Of features that are copied: the texts whose positions are the values.
+    vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Called after an example is refused; raises DamagedInTransit if its bytes were damaged in transit.
     confirm: Callable[[], None] = lambda: None
 

@@ -61,7 +61,7 @@ from tasks.prepare_data.sources.table_files import (
     first_rows,
     form_of,
     planned_ranges,
-    schema_of,
+    reading_schema,
 )
 
 _Side = Annotated[int, Field(ge=1, le=2**14)]
@@ -182,18 +182,8 @@ def csv(options: Mapping[str, Any], folder: Path) -> Source:
     """
     chosen = parse_options(CsvOptions, options, source="csv")
     files = find_files(chosen.path, folder, suffix=".csv")
-    schema = schema_of(files[0], "csv", CsvForm(delimiter=chosen.delimiter))
-    features = chosen.features or [name for name in schema.names if name != chosen.label]
-    if chosen.label in features:
-        raise RunFileError(
-            f"data.options.features: it contains the label {chosen.label!r}; remove it, or choose another label"
-        )
-    known = set(schema.names)
-    for key, name in [("label", chosen.label), *(("features", name) for name in features)]:
-        if name not in known:
-            raise RunFileError(f"data.options.{key}: {files[0]} has no column {name!r}; {suggestion(name, known)}")
-    if not features:
-        raise SourceError(f"{files[0]}, row 1: there is no column besides the label; x needs at least one")
+    with reading_schema(files[0], "csv", CsvForm(delimiter=chosen.delimiter)) as schema:
+        features = _csv_features(chosen, files[0], schema)
     whole = str(schema.field(chosen.label).type) == "int64"
     as_table = TableOptions(
         path=chosen.path,
@@ -207,6 +197,22 @@ def csv(options: Mapping[str, Any], folder: Path) -> Source:
     settings: dict[str, Any] = {"label": chosen.label, "features": features, "delimiter": chosen.delimiter}
     settings |= {} if chosen.fill is None else {"fill": chosen.fill}
     return replace(table_source(files, as_table, floats="float32", form="csv"), settings=settings)
+
+
+def _csv_features(chosen: CsvOptions, file: SourceFile, schema: Any) -> list[str]:
+    """Return the columns for x of `csv`."""
+    features = chosen.features or [name for name in schema.names if name != chosen.label]
+    if chosen.label in features:
+        raise RunFileError(
+            f"data.options.features: it contains the label {chosen.label!r}; remove it, or choose another label"
+        )
+    known = set(schema.names)
+    for key, name in [("label", chosen.label), *(("features", name) for name in features)]:
+        if name not in known:
+            raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, known)}")
+    if not features:
+        raise SourceError(f"{file}, row 1: there is no column besides the label; x needs at least one")
+    return features
 
 
 def find_tables(path: str, folder: Path) -> list[SourceFile]:
@@ -252,7 +258,12 @@ def table_source(
         SourceError: a file is damaged, or a column has a type that no array can be made of.
     """
     form = form or _form(files)
-    plan = _plan(files, form, chosen, known=known or {}, sequences=sequences, floats=floats or floatx())
+    floats = floats or floatx()
+    for key, value in (("delimiter", chosen.delimiter), ("types", chosen.types)):
+        if value and form != "csv":
+            raise RunFileError(f"data.options.{key}: {value!r}: is for CSV, and {files[0]} is not; remove it")
+    with reading_schema(files[0], form, _csv_form(chosen)) as schema:
+        plan = _plan(files, chosen, form=form, schema=schema, known=known or {}, sequences=sequences, floats=floats)
     is_copied = chosen.copy_ or sequences or plan.form == "csv"
     found = fingerprint(files) if is_copied else fingerprint_by_stamps(files)
     has_floats = any(each.dtype == plan.floats for each in plan.features)
@@ -263,6 +274,7 @@ def table_source(
         origin={**found.origin, **({CLASSES: json.dumps(classes[0])} if classes else {}), **(origin or {})},
         length=None,
         read=lambda: require_unchanged(files, found, _rows(files, plan)),
+        vocabularies={each.name: each.vocabulary for each in plan.features if each.vocabulary},
         confirm=partial(confirm_all, files),
         in_place=None
         if is_copied
@@ -277,19 +289,15 @@ def table_source(
 
 def _plan(
     files: Sequence[SourceFile],
-    form: Form,
     chosen: TableOptions,
     *,
+    form: Form,
+    schema: Any,
     known: Mapping[str, KnownColumn],
     sequences: bool,
     floats: str,
 ) -> _Plan:
-    """Return what is read, as the first file's schema says."""
-    csv_form = CsvForm(delimiter=chosen.delimiter, types=chosen.types)
-    for key, value in (("delimiter", chosen.delimiter), ("types", chosen.types)):
-        if value and form != "csv":
-            raise RunFileError(f"data.options.{key}: {value!r}: is for CSV, and {files[0]} is not; remove it")
-    schema = schema_of(files[0], form, csv_form)
+    """Return what is read, as the first file's schema says; call it within `reading_schema`."""
     partitions = _partition_types(files)
     groups = _groups(chosen, [*(name for name in schema.names if not _INDEX.fullmatch(name)), *partitions])
     known = {**{name: KnownColumn(shape=tuple(shape)) for name, shape in chosen.shapes.items()}, **known}
@@ -311,7 +319,7 @@ def _plan(
                     field, where=files[0], floats=floats, known=of_column, image=image, sequences=sequences
                 )
             )
-    plan = _Plan(form=form, csv=csv_form, types=types, schema=schema, chosen=chosen, floats=floats)
+    plan = _Plan(form=form, csv=_csv_form(chosen), types=types, schema=schema, chosen=chosen, floats=floats)
     for option in ("vocabulary", "shapes"):
         for column in getattr(chosen, option):
             if column not in types:
@@ -321,6 +329,10 @@ def _plan(
     features = [_feature(name, columns, plan, files) for name, columns in groups.items()]
     varying = (name for name, columns in groups.items() if isinstance(columns, str) and types[columns].is_sequence)
     return replace(plan, features=tuple(features), sequences=frozenset(varying))
+
+
+def _csv_form(chosen: TableOptions) -> CsvForm:
+    return CsvForm(delimiter=chosen.delimiter, types=chosen.types)
 
 
 def _form(files: Sequence[SourceFile]) -> Form:
@@ -466,18 +478,18 @@ def _dictionary(column: str, plan: _Plan, files: Sequence[SourceFile]) -> list[s
 
 def _require_same(file: SourceFile, plan: _Plan) -> None:
     """Refuse a file whose columns have other types than the first file's."""
-    schema = schema_of(file, plan.form, plan.csv)
-    for column in plan.columns:
-        field, first = find_field(schema, column), find_field(plan.schema, column)
-        if field is None or first is None:
-            raise SourceError(
-                f"{file}: has no column {column!r}, as other files have; {suggestion(column, schema.names)}"
-            )
-        if field.type != first.type and plan.form != "csv":
-            raise SourceError(
-                f"{file}: the column {column!r} is {field.type}, but {first.type} in other files; write them with one "
-                "type"
-            )
+    with reading_schema(file, plan.form, plan.csv) as schema:
+        for column in plan.columns:
+            field, first = find_field(schema, column), find_field(plan.schema, column)
+            if field is None or first is None:
+                raise SourceError(
+                    f"{file}: has no column {column!r}, as other files have; {suggestion(column, schema.names)}"
+                )
+            if field.type != first.type and plan.form != "csv":
+                raise SourceError(
+                    f"{file}: the column {column!r} is {field.type}, but {first.type} in other files; "
+                    "write them with one type"
+                )
 
 
 def _planned(files: Sequence[SourceFile], plan: _Plan, most_records: int | None) -> list[Range]:

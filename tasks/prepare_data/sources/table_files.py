@@ -88,26 +88,36 @@ def form_of(file: SourceFile) -> Form:
 
 
 def schema_of(file: SourceFile, form: Form, csv: CsvForm) -> Any:
-    """Return a file's `pyarrow.Schema`; of CSV as its first rows have it.
+    """Return a file's schema, see `reading_schema`."""
+    with reading_schema(file, form, csv) as schema:
+        return schema
+
+
+@contextmanager
+def reading_schema(file: SourceFile, form: Form, csv: CsvForm) -> Iterator[Any]:
+    """Yield a file's `pyarrow.Schema`; of CSV as its first rows have it.
+
+    Refuse columns within the context, which then finds out whether the schema was damaged in transit.
 
     Raises:
         SourceError: the file is damaged, or of another format, or has no usable header.
     """
-    if form == "csv":
-        with file.open() as opened:
+    with file.open() as opened:
+        if form == "csv":
             begin = opened.read(_CSV_BLOCK_BYTES)
             opened.seek(0)
             with _csv(file, opened, csv, begin=begin, types=csv.types, columns=()) as reader:
-                return reader.schema
-    with file.open() as opened, _errors_of(file, form):
-        if form == "parquet":
-            from pyarrow import parquet
-
-            schema = parquet.ParquetFile(opened).schema_arrow
+                schema = reader.schema
         else:
-            schema = _arrow(file, opened).schema
-        _require_names(schema)
-        return schema
+            with _errors_of(file, form):
+                if form == "parquet":
+                    from pyarrow import parquet
+
+                    schema = parquet.ParquetFile(opened).schema_arrow
+                else:
+                    schema = _arrow(file, opened).schema
+                _require_names(schema)
+        yield schema
 
 
 def _require_names(fields: Iterable[Any]) -> None:

@@ -176,6 +176,20 @@ def test_text_labels_become_classes_with_names(workshop: Any) -> None:
     assert manifest.class_names == ("dog", "cat")
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_sets_with_other_vocabularies_are_refused(workshop: Any, copy: bool) -> None:
+    """The same number would mean a cat in the training examples, and a dog in the validation set."""
+    write(workshop, "t.parquet", pa.table({"a": [1, 2], "y": pa.array(["cat", "dog"]).dictionary_encode()}))
+    write(workshop, "v.parquet", pa.table({"a": [1, 2], "y": pa.array(["dog", "cat"]).dictionary_encode()}))
+    options = {"x": "a", "y": "y", "copy": copy}
+    own = {"source": "table", "options": {**options, "path": "v.parquet"}}
+    fault = refused(workshop, {**options, "path": "t.parquet"}, validation=own, validation_fraction=0)
+    assert "data.validation: dog, cat" in str(fault)
+    assert "training: cat, dog" in str(fault)
+    own["options"]["vocabulary"] = {"y": ["cat", "dog"]}
+    workshop.prepare("table", {**options, "path": "t.parquet"}, validation=own, validation_fraction=0)
+
+
 def test_images_in_a_column_are_decoded(workshop: Any) -> None:
     import tensorflow as tf
 

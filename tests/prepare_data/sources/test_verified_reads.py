@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
+from pyarrow import ipc, parquet
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import DamagedInTransit, SourceError, StorageError
@@ -58,10 +58,13 @@ def write_records(folder: Path) -> bytes:
 def write_table(folder: Path, suffix: str) -> bytes:
     table = pa.table({"x": np.arange(20, dtype=np.float32), "y": np.arange(20) % 3})
     file = folder / f"made.{suffix}"
-    if suffix == "parquet":
-        parquet.write_table(table, file, row_group_size=12, compression="none")
+    if suffix == "parquet":  # without what makes a footer longer
+        parquet.write_table(
+            table, file, row_group_size=12, compression="none", use_dictionary=False, store_schema=False
+        )
     else:
-        feather.write_feather(table, str(file), chunksize=12, compression="uncompressed")
+        with ipc.new_stream(str(file), table.schema) as writer:
+            writer.write_table(table, max_chunksize=12)
     return file.read_bytes()
 
 
@@ -76,7 +79,7 @@ SOURCES: dict[str, tuple[str, Callable[[Path], bytes], dict[str, Any]]] = {
     "npz, packed": ("npz", lambda folder: write_npz(folder, np.savez_compressed), {"y": "y"}),
     "Parquet": ("table", lambda folder: write_table(folder, "parquet"), TABLE),
     "Parquet, copied": ("table", lambda folder: write_table(folder, "parquet"), {**TABLE, "copy": True}),
-    "Arrow": ("table", lambda folder: write_table(folder, "feather"), TABLE),
+    "Arrow": ("table", lambda folder: write_table(folder, "arrow"), TABLE),
     "tfrecord": ("tfrecord", write_records, RECORDS),
     "tfrecord, copied": ("tfrecord", lambda folder: gzip.compress(write_records(folder)), {**RECORDS, "copy": True}),
 }
