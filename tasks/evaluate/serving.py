@@ -10,6 +10,7 @@ converters give them, and stand in the order in which TensorFlow flattens the mo
 
 import importlib
 import json
+import logging
 import math
 import re
 import sys
@@ -175,7 +176,7 @@ def write_for_runtime(
     parts = [tf.nest.map_structure(lambda value, count=count: value[:count], x) for count in counts]
     try:
         predictions = [model(part, training=False) for part in parts]
-        with silent_stderr():
+        with silent_stderr(), _log_level_kept():
             predict = _WRITERS[form](model, inputs, path)
             predicted = [predict({name: value[:count] for name, value in arrays.items()}) for count in counts]
         for expected, outcome in zip(predictions, predicted, strict=True):
@@ -304,6 +305,16 @@ def _no_usage_statistics() -> Iterator[None]:
         yield
     finally:
         del sys.modules[name]
+
+
+@contextmanager
+def _log_level_kept() -> Iterator[None]:
+    """OpenVINO's converter raises the level of the root logger, and leaves it there where it fails."""
+    level = logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
 
 
 def _remedies(fault: Exception, form: str) -> list[str]:

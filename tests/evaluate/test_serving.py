@@ -1,5 +1,6 @@
 """Models as LiteRT, ONNX and OpenVINO files: inputs and outputs by name, and how predictions are compared."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,11 @@ def test_inputs_are_those_that_the_model_declares() -> None:
 def test_model_that_a_runtime_lacks_operations_for_is_refused(form: str, tmp_path: Path) -> None:
     x = keras.Input((5, 4))
     model = keras.Model(x, keras.layers.LSTM(3)(x))
+    level = logging.root.level
     with pytest.raises(ModelError, match=f"this model cannot be exported as {form}:") as caught:
         written(model, [feature("x", 5, 4)], form, tmp_path)
     assert "--format onnx" in str(caught.value).partition("hint: ")[2]
+    assert logging.root.level == level
 
 
 def test_differences_are_relative_to_the_largest_number() -> None:
