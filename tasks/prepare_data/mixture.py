@@ -16,7 +16,7 @@ from typing import Any
 from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.column_streams import shared_features
+from tasks.foundation.dataset.columns import shared_features
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
 from tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
 from tasks.foundation.messages import message

@@ -58,26 +58,6 @@ def has_columns(manifests: Iterable[DatasetManifest]) -> bool:
     )
 
 
-def shared_features(of_sources: Sequence[Sequence[Feature]]) -> tuple[Feature, ...]:
-    """Return the features of a mixture, whose sources may hold the same arrays in different ways.
-
-    Args:
-        of_sources: the features of each source; names, dtypes and shapes are the same.
-    """
-    by_name = [{each.name: each for each in features} for features in of_sources]
-
-    def shared(feature: Feature) -> Feature:
-        all_of = [features[feature.name] for features in by_name]
-        if all(each == feature for each in all_of):
-            return feature
-        kept = feature.encoding in {"image", "text"} and all(each.encoding == feature.encoding for each in all_of)
-        return Feature(
-            name=feature.name, dtype=feature.dtype, shape=feature.shape, encoding=feature.encoding if kept else "array"
-        )
-
-    return tuple(map(shared, of_sources[0]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeReader:
     """Reads the ranges of a dataset.

@@ -24,7 +24,7 @@ from tasks.foundation.contracts.dataset import (
     content_digest,
 )
 from tasks.foundation.dataset import read
-from tasks.foundation.dataset.column_streams import shared_features
+from tasks.foundation.dataset.columns import shared_features
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part
 from tasks.foundation.dataset.shards import original_read_errors
