@@ -1,6 +1,7 @@
 """TFRecord and ArrayRecord files with numbered records, for tests of the sources `tfrecord` and `tfds`."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,22 @@ def write_array_record(file: Path, records: Sequence[bytes]) -> None:
     for each in records:
         writer.write(each)
     writer.close()
+
+
+def read_epoch(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
+    """Return all examples of one training epoch, and of validation, as the reader gives them."""
+    from tasks.foundation.dataset.evaluation_sets import set_batches
+    from tasks.foundation.dataset.read import training_dataset
+    from tasks.foundation.dataset.shards import original_read_errors
+
+    settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
+    with original_read_errors():
+        dataset = training_dataset(workshop.storage, ref, **settings)
+        train = list(islice(dataset.as_numpy_iterator(), ref.train_examples))
+        validation = set_batches(workshop.storage, ref, on="validation", batch_size=1)
+        return train, list(validation.as_numpy_iterator())
+
+
+def numbers(examples: Sequence[Any]) -> list[int]:
+    """Return the labels of examples that `read_epoch` gave, which are their numbers."""
+    return [int(example[1][0]) for example in examples]

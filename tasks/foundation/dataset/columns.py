@@ -70,7 +70,7 @@ def read_columns(
     """
     if record.layout is None:
         raise ValueError(f"{record.path} is a TFRecord file")
-    found = _reader(record.layout.form)(body, head, record, features)
+    found = _READERS[record.layout.form](body, head, record, features)
     return {
         each.name: _filled(
             each, found[each.name], partial(_kept, record, each, rows), None if into is None else into[each.name]
@@ -109,18 +109,6 @@ def _filled(
     if target is None:
         raise ValueError(f"{feature.name} has no columns")
     return target
-
-
-def _reader(form: str) -> Reader:
-    if form == "parquet":
-        return _parquet
-    if form == "tar":
-        return read_tar
-    if form == "array_record":
-        return _array_record
-    if form == "arrow":
-        return _arrow
-    raise NotImplementedError(form)
 
 
 def _parquet(
@@ -442,3 +430,6 @@ def array_record_reader() -> Any:
             "baton-relay[tfds], or prepare the dataset with file_format=tfrecord"
         ) from fault
     return ArrayRecordReader
+
+
+_READERS: Mapping[str, Reader] = {"parquet": _parquet, "arrow": _arrow, "tar": read_tar, "array_record": _array_record}

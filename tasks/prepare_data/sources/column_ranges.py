@@ -20,8 +20,8 @@ from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import DamagedDataset, SourceChanged, SourceError
 from tasks.foundation.machine.processes import available_bytes
 from tasks.prepare_data.sources.image_folders import decode_image_file
-from tasks.prepare_data.sources.source import ExampleChecker, LocatedExample, Range
-from tasks.prepare_data.sources.source_files import SourceFile
+from tasks.prepare_data.sources.source import ExampleChecker, InPlace, LocatedExample, Range
+from tasks.prepare_data.sources.source_files import Fingerprint, SourceFile, require_unchanged
 from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 # Ranges that are decoded at once; twice as many are in memory.
@@ -31,12 +31,32 @@ _IMAGE_WORKERS = min(os.cpu_count() or 1, 16)
 _BUFFER_BYTES = 1 << 20
 
 
+def ranges_in_place(
+    files: Sequence[SourceFile],
+    found: Fingerprint,
+    planned: Callable[[int | None], Iterable[Range]],
+    features: tuple[Feature, ...],
+) -> InPlace:
+    """Return the examples of files that stay where they are.
+
+    Args:
+        files: the files of the source.
+        found: what they were when the source was opened; a file that changes while it is read is refused.
+        planned: returns the ranges, see `checked_ranges`, given the examples of a range; None: about 32 MiB of bytes.
+        features: what is read of each range.
+    """
+    return InPlace(
+        features=features,
+        ranges=lambda checker, records: require_unchanged(
+            files, found, checked_ranges(files, planned(records), features, checker)
+        ),
+    )
+
+
 def checked_ranges(
     files: Sequence[SourceFile], planned: Iterable[Range], features: Sequence[Feature], checker: ExampleChecker
 ) -> Iterator[Range]:
     """Read and check ranges of files, each once, and yield them with their checksums.
-
-    Use it for `InPlace.ranges`, within `source_files.require_unchanged`.
 
     Args:
         files: the files of the source.

@@ -23,7 +23,7 @@ from tasks.foundation.dataset.columns import column_of, table_arrays
 from tasks.foundation.dataset.features import STRING, Array
 from tasks.foundation.errors import DamagedDataset, RunFileError, SourceError
 from tasks.foundation.storage.transfers import parallel_map
-from tasks.prepare_data.sources.column_ranges import checked_ranges
+from tasks.prepare_data.sources.column_ranges import ranges_in_place
 from tasks.prepare_data.sources.column_types import (
     ColumnType,
     Fill,
@@ -36,7 +36,6 @@ from tasks.prepare_data.sources.column_types import (
 from tasks.prepare_data.sources.image_folders import decode_image_file
 from tasks.prepare_data.sources.returned_arrays import FLOATX, floatx
 from tasks.prepare_data.sources.source import (
-    InPlace,
     LocatedExample,
     Options,
     Range,
@@ -278,12 +277,7 @@ def table_source(
         confirm=partial(confirm_all, files),
         in_place=None
         if is_copied
-        else InPlace(
-            features=plan.features,
-            ranges=lambda checker, records: require_unchanged(
-                files, found, checked_ranges(files, _planned(files, plan, records), plan.features, checker)
-            ),
-        ),
+        else ranges_in_place(files, found, lambda records: _planned(files, plan, records), plan.features),
     )
 
 

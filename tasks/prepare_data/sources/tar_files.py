@@ -31,9 +31,9 @@ from tasks.foundation.dataset.tar_ranges import (
     values_of,
 )
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.column_ranges import checked_ranges, copied_examples
+from tasks.prepare_data.sources.column_ranges import copied_examples, ranges_in_place
 from tasks.prepare_data.sources.image_folders import ImageSide, common_size
-from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options
+from tasks.prepare_data.sources.source import LocatedExample, Options, Range, Source, parse_options
 from tasks.prepare_data.sources.source_files import (
     SourceFile,
     confirm_all,
@@ -146,15 +146,8 @@ def tar(options: Mapping[str, Any], folder: Path) -> Source:
         confirm=partial(confirm_all, files),
         in_place=None
         if chosen.copy_
-        else InPlace(
-            features=features,
-            ranges=lambda checker, records: require_unchanged(
-                files,
-                found,
-                checked_ranges(
-                    files, planned_ranges(files, records, None if records else _RANGE_BYTES), features, checker
-                ),
-            ),
+        else ranges_in_place(
+            files, found, lambda most: planned_ranges(files, most, None if most else _RANGE_BYTES), features
         ),
     )
 

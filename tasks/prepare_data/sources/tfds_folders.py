@@ -25,9 +25,9 @@ from tasks.foundation.contracts.data_spec import TFDS_DATA_DIR
 from tasks.foundation.contracts.dataset import CLASSES, Feature, RangeLayout
 from tasks.foundation.dataset.columns import array_record_reader
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.column_ranges import checked_ranges, copied_examples
+from tasks.prepare_data.sources.column_ranges import copied_examples, ranges_in_place
 from tasks.prepare_data.sources.image_folders import ImageSide
-from tasks.prepare_data.sources.source import InPlace, Options, Range, Source, parse_options, suggestion
+from tasks.prepare_data.sources.source import Options, Range, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import (
     SourceFile,
     confirm_all,
@@ -157,14 +157,7 @@ def _of_whole_files(
         length=sum(count for _, count in shards),
         read=lambda: require_unchanged(files, found, copied_examples(files, planned(None), features)),
         confirm=partial(confirm_all, files),
-        in_place=None
-        if copy
-        else InPlace(
-            features=features,
-            ranges=lambda checker, most: require_unchanged(
-                files, found, checked_ranges(files, planned(most), features, checker)
-            ),
-        ),
+        in_place=None if copy else ranges_in_place(files, found, planned, features),
     )
 
 

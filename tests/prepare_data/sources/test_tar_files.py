@@ -2,8 +2,8 @@
 
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import pytest
 
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset, InvalidInput
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.tars import example, members_of, npy, tar, tar_of
+from tests.support.tfrecords import numbers, read_epoch
 
 OPTIONS = {
     "path": "shards/*.tar",
@@ -27,23 +27,6 @@ OPTIONS = {
 }
 
 
-def read(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
-    """Return all examples of one training epoch, and of validation, as the reader gives them."""
-    from tasks.foundation.dataset import read as reader
-    from tasks.foundation.dataset.evaluation_sets import set_batches
-
-    settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
-    with original_read_errors():
-        dataset = reader.training_dataset(workshop.storage, ref, **settings)
-        train = list(islice(dataset.as_numpy_iterator(), ref.train_examples))
-        validation = set_batches(workshop.storage, ref, on="validation", batch_size=1)
-        return train, list(validation.as_numpy_iterator())
-
-
-def numbers(examples: Sequence[Any]) -> list[int]:
-    return [int(each[1][0]) for each in examples]
-
-
 def test_examples_are_read_in_place(workshop: Any) -> None:
     workshop.write("shards/a.tar", tar(*range(10)))
     workshop.write("shards/b.tar", tar(*range(10, 15)))
@@ -51,7 +34,7 @@ def test_examples_are_read_in_place(workshop: Any) -> None:
     ref = workshop.prepare("tar", OPTIONS, classes=15, shard_examples=4)
     # Only the manifest is written.
     assert list(workshop.files()) == [manifest_path(ref.folder)]
-    train, validation = read(workshop, ref)
+    train, validation = read_epoch(workshop, ref)
     assert sorted(numbers(train) + numbers(validation)) == list(range(15))
     assert ref.validation_examples == len(validation) > 0
     for x, y, weight in train + validation:
@@ -61,7 +44,7 @@ def test_examples_are_read_in_place(workshop: Any) -> None:
         np.testing.assert_array_equal(x["box"], [[number, 0.5]])
         assert (x["text"].tolist(), weight.tolist()) == ([f"text {number}".encode()], [number / 4])
     assert [x["image"].dtype, x["array"].dtype, x["box"].dtype, y.dtype] == [np.uint8, np.float32, np.float32, np.int64]
-    in_memory, _ = read(workshop, ref, in_memory=True)
+    in_memory, _ = read_epoch(workshop, ref, in_memory=True)
     assert numbers(in_memory) == numbers(train)
 
 
@@ -87,9 +70,9 @@ def test_copy_has_the_same_examples_in_the_same_parts(workshop: Any) -> None:
     there = workshop.prepare("tar", OPTIONS, validation_fraction=0.3)
     copied = workshop.prepare("tar", {**OPTIONS, "copy": True}, validation_fraction=0.3, shard_examples=4)
     assert any("train-00000" in name for name in workshop.files())
-    parts = [[sorted(numbers(part)) for part in read(workshop, ref)] for ref in (there, copied)]
+    parts = [[sorted(numbers(part)) for part in read_epoch(workshop, ref)] for ref in (there, copied)]
     assert parts[0] == parts[1]
-    for x, y, weight in read(workshop, copied)[0]:
+    for x, y, weight in read_epoch(workshop, copied)[0]:
         (number,) = y
         np.testing.assert_array_equal(x["image"], np.full((1, 4, 5, 3), number))
         assert (x["text"].tolist(), weight.tolist()) == ([f"text {number}".encode()], [number / 4])
@@ -102,7 +85,7 @@ def test_changed_file_is_refused_by_name(workshop: Any) -> None:
     data[data.index(b"text 3")] ^= 1
     file.write_bytes(data)
     with pytest.raises(DamagedDataset, match=rf"{file}.*restore the original file"):
-        read(workshop, ref)
+        read_epoch(workshop, ref)
 
 
 def test_files_on_cloud_storage_survive_damage_in_transit(workshop: Any, cloud: FakeGcs) -> None:
@@ -124,7 +107,7 @@ def test_files_on_cloud_storage_survive_damage_in_transit(workshop: Any, cloud: 
         assert prepare().content_digest == sound.content_digest
         assert len(cloud.fault_run.log) == 1
     cloud.faults = FaultPlan.scripted([])
-    train, validation = read(workshop, prepare())
+    train, validation = read_epoch(workshop, prepare())
     assert sorted(numbers(train) + numbers(validation)) == list(range(8))
 
 

@@ -1,7 +1,7 @@
 """The source `tfrecord`: existing files of records, indexed in place or copied."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +10,11 @@ import numpy as np
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data.sources.tfrecord_files import read_records
 from tasks.prepare_data.split import split
-from tests.support.tfrecords import PLAIN, file_of, png, record
-
-
-def read(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
-    """Return all examples of one training epoch, and of validation, as the reader gives them."""
-    from tasks.foundation.dataset import read as reader
-    from tasks.foundation.dataset.evaluation_sets import set_batches
-
-    settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
-    with original_read_errors():
-        dataset = reader.training_dataset(workshop.storage, ref, **settings)
-        train = list(islice(dataset.as_numpy_iterator(), ref.train_examples))
-        validation = set_batches(workshop.storage, ref, on="validation", batch_size=1)
-        return train, list(validation.as_numpy_iterator())
-
-
-def numbers(examples: Sequence[Any]) -> list[int]:
-    return [int(example[1][0]) for example in examples]
+from tests.support.tfrecords import PLAIN, file_of, numbers, png, read_epoch, record
 
 
 def test_records_are_read_in_place(workshop: Any, files: Callable[..., Any]) -> None:
@@ -43,10 +25,10 @@ def test_records_are_read_in_place(workshop: Any, files: Callable[..., Any]) -> 
     ref = workshop.prepare("tfrecord", options, classes=36, shard_examples=4)
     # Only the manifest is written.
     assert list(workshop.files()) == [manifest_path(ref.folder)]
-    train, validation = read(workshop, ref)
+    train, validation = read_epoch(workshop, ref)
     assert sorted(numbers(train) + numbers(validation)) == list(range(36))
     assert ref.validation_examples == len(validation) > 0
-    in_memory, _ = read(workshop, ref, in_memory=True)
+    in_memory, _ = read_epoch(workshop, ref, in_memory=True)
     assert numbers(in_memory) == numbers(train)
     for x, y in train + validation + in_memory:
         np.testing.assert_array_equal(x["v"], [[y[0], y[0] / 2]])
@@ -61,11 +43,11 @@ def test_copy_has_the_same_examples_in_the_same_parts(workshop: Any, files: Call
     there = workshop.prepare("tfrecord", options, shard_examples=4, validation_fraction=0.3, seed=5)
     copied = workshop.prepare("tfrecord", {**options, "copy": True}, shard_examples=4, validation_fraction=0.3, seed=5)
     assert any("train-00000" in name for name in workshop.files())
-    assert sorted(workshop.labels(copied, "validation")) == numbers(read(workshop, there)[1])
+    assert sorted(workshop.labels(copied, "validation")) == numbers(read_epoch(workshop, there)[1])
     for example in workshop.examples(copied):
         assert (example["x/i"] == example["y"]).all()
         np.testing.assert_array_equal(example["x/v"], [example["y"], example["y"] / 2])
-    assert sorted(workshop.labels(copied)) == sorted(numbers(read(workshop, there)[0]))
+    assert sorted(workshop.labels(copied)) == sorted(numbers(read_epoch(workshop, there)[0]))
 
 
 @pytest.mark.parametrize("shard_examples", [1, 3, 7, 1000])
@@ -75,7 +57,7 @@ def test_split_and_examples_do_not_depend_on_the_ranges(
     files(10, 1, 14)
     ref = workshop.prepare("tfrecord", PLAIN, shard_examples=shard_examples, validation_fraction=0.2)
     manifest = load_manifest(workshop.storage, ref)
-    train, validation = read(workshop, ref)
+    train, validation = read_epoch(workshop, ref)
     assert sorted(numbers(train) + numbers(validation)) == list(range(25))
     # The same as with shards that Baton writes.
     assert numbers(validation) == [each for held_out, each in split(range(25), fraction=0.2, seed=0) if held_out]
@@ -120,7 +102,7 @@ def test_weights_and_values_of_other_dtypes(workshop: Any) -> None:
         "y": {"out": "small"},
         "sample_weight": "label",
     }
-    train, validation = read(workshop, workshop.prepare("tfrecord", options))
+    train, validation = read_epoch(workshop, workshop.prepare("tfrecord", options))
     for x, y, weight in train + validation:
         assert (x["a"].dtype, x["b"].dtype, y["out"].dtype, weight.dtype) == (bool, np.float16, np.uint8, np.float32)
         assert x["a"] == bool(weight % 2)
@@ -134,7 +116,7 @@ def test_images_in_records_are_resized(workshop: Any) -> None:
     workshop.write("records", file_of(made, workshop.code))
     spec = {"image": {"dtype": "float32", "shape": [6, 6, 1], "encoding": "image"}, "label": {"dtype": "int64"}}
     options = {"path": "records", "features": spec, "x": "image", "y": "label"}
-    train, _ = read(workshop, workshop.prepare("tfrecord", options, validation_fraction=0))
+    train, _ = read_epoch(workshop, workshop.prepare("tfrecord", options, validation_fraction=0))
     for x, y in train:
         np.testing.assert_allclose(x, np.broadcast_to(y / 255, (1, 6, 6, 1)), atol=1e-6)
 
@@ -158,9 +140,9 @@ def test_moved_files_are_the_same_dataset(workshop: Any, files: Callable[..., An
     assert second.folder != first.folder
     # A run continues with them, because it records the content of its data.
     assert second.content_digest == first.content_digest
-    assert sum(map(len, read(workshop, second))) == 15
+    assert sum(map(len, read_epoch(workshop, second))) == 15
     with pytest.raises(DamagedDataset, match="is missing"):
-        read(workshop, first)
+        read_epoch(workshop, first)
 
 
 def test_rewritten_files_are_indexed_again(workshop: Any, files: Callable[..., Any]) -> None:
@@ -209,7 +191,9 @@ def test_records_in_a_store(workshop: Any, files: Callable[..., Any]) -> None:
     for path in ("memory://tfrecord-test/data", "memory://tfrecord-test/*/part-?"):
         far = workshop.prepare("tfrecord", {**PLAIN, "path": path}, shard_examples=4)
         assert far.content_digest == near.content_digest
-        assert [numbers(part) for part in read(workshop, far)] == [numbers(part) for part in read(workshop, near)]
+        assert [numbers(part) for part in read_epoch(workshop, far)] == [
+            numbers(part) for part in read_epoch(workshop, near)
+        ]
         assert load_manifest(workshop.storage, far).train[0].path == "memory://tfrecord-test/data/part-0"
     storage.write("data/part-1", storage.read("data/part-1")[:-3])
     with pytest.raises(SourceError, match="memory://tfrecord-test/data/part-1: record 0, at byte 0: the file ends"):
