@@ -40,12 +40,19 @@ train: {steps: 2, global_batch_size: 8}
 SETTINGS = yaml.safe_load(RUN)
 REFUSED = {
     "an unknown built-in source": (["data={source: digit}"], ["data.source: 'digit'", "did you mean digits?"]),
+    "a former source": (
+        ["data={source: csv, options: {path: t.csv, label: y, features: [a, ü], delimiter: '|', fill: 0}}"],
+        [
+            "data.source: csv is part of table now; write {source: table, options: {path: t.csv, y: y, x: [a, ü], ",
+            "delimiter: '|', fill: 0, stack: true}} in its place, with types: {column: float64} if x has only",
+        ],
+    ),
     "an unknown option of a source": (
-        ["data={source: csv, options: {path: t.csv, lable: y}}"],
-        ["data.options.lable: 'y'", "did you mean label?"],
+        ["data={source: table, options: {path: t.csv, stacked: true}}"],
+        ["data.options.stacked: True", "did you mean stack?"],
     ),
     "a missing file": (
-        ["data={source: csv, options: {path: t.csv, label: y}}"],
+        ["data={source: table, options: {path: t.csv, y: y}}"],
         ["data.options.path: 't.csv'", "t.csv does not exist", "model.py"],
     ),
     "a key of another source": (
@@ -99,7 +106,7 @@ def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
     from flows.admit import require_packages_and_source
     from flows.opened_run import Run
 
-    overrides = ["data={source: csv, options: {path: t.csv, label: y}}", "model=other.py:build"]
+    overrides = ["data={source: table, options: {path: t.csv, y: y}}", "model=other.py:build"]
     places = [f"stages.{stage}=a/b" for stage in ("prepare_data", "init_or_restore", "train_segment")]
     require_packages_and_source(Run.open(load_run_file(file, [*overrides, *places])))
 

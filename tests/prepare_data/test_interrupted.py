@@ -25,7 +25,7 @@ def test_interrupted_uploads_end_within_the_grace_period(
     spec = RunSpec(
         run="test",
         storage="store",
-        data=DataSpec(source="csv", options={"path": "t.csv", "label": "y"}, shard_examples=10),
+        data=DataSpec(source="table", options={"path": "t.csv", "y": "y"}, shard_examples=10),
         model="model.py:build_model",
         train=TrainSpec(steps=1, global_batch_size=1),
         stop=StopSpec(grace_seconds=0.2),

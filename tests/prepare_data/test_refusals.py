@@ -12,7 +12,8 @@ import pytest
 from tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
 from tasks.prepare_data import writing
 
-CSV = {"path": "t.csv", "label": "y"}
+CSV = {"path": "t.csv", "y": "y", "stack": True}
+TYPED = {**CSV, "types": {"a": "float64", "y": "int64"}}
 NPZ = {"path": "t.npz", "y": "y"}
 TEXT = {"path": "t", "length": 4}
 LOAD = "data.py:load"
@@ -34,11 +35,12 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     ("text", {"path": "t"}, {}, ["data.options.length is missing", "bytes per example"]),
     ("text", {"path": "t", "length": "4"}, {}, ["data.options.length", "'4'", "an integer of at least 1"]),
     ("text", {"path": "t", "length": 0}, {}, ["data.options.length", "0", "at least 1"]),
-    ("csv", {"path": "t.csv"}, {}, ["data.options.label is missing", "the column for y"]),
-    ("csv", {**CSV, "delimiter": "::"}, {}, ["data.options.delimiter", "'::'", "one character"]),
-    ("csv", {**CSV, "label": "kidn"}, {"t.csv": "kind,a\n1,2\n"}, ["data.options.label", "'kidn'", "mean kind?"]),
-    ("csv", {**CSV, "features": ["b"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'b'", "available: a, y"]),
-    ("csv", {**CSV, "features": ["y"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'y'", "remove it"]),
+    ("table", {**CSV, "delimiter": "::"}, {}, ["data.options.delimiter", "'::'", "one character"]),
+    ("table", {**CSV, "y": "kidn"}, {"t.csv": "kind,a\n1,2\n"}, ["data.options.y", "'kidn'", "mean kind?"]),
+    ("table", {**CSV, "x": ["b"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.x", "'b'", "available: a, y"]),
+    ("table", {**CSV, "x": ["y"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.y", "'y' is in x too", "leave it out"]),
+    ("table", CSV, {"t.csv": "y\n1\n"}, ["data.options.x", "names no column", "the files have y"]),
+    ("table", CSV, {"t.csv": "y,a\n0,1\n1,?\n"}, ["data.options.x: 'a' is string", "in CSV, types: {a: float64}"]),
     ("npz", {**NPZ, "y": "label"}, {"t.npz": {"x": [1], "labels": [1]}}, ["data.options.y", "'label'", "mean labels?"]),
     ("npz", {"path": "t.npz", "sample_weight": "w"}, {}, ["data.options.sample_weight", "'w'", "set data.options.y"]),
     (LOAD, {"m": 1}, code("yield 1"), ["data.options.m", "1", "has no such parameter", "available: none"]),
@@ -50,8 +52,8 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     ("text", TEXT, {"other": ""}, ["data.options.path", "'t'", "contains: other", "correct the path"]),
     ("text", {**TEXT, "suffix": ".py"}, {"t/a.md": "x"}, ["data.options.path", "no files ending in '.py'"]),
     ("text", TEXT, {"t": "1234"}, ["data.options.length: 4", "4 bytes", "needs 5", "smaller length"]),
-    ("csv", CSV, {"t.csv": ""}, ["t.csv", "is empty", "header"]),
-    ("csv", CSV, {"t.csv": "y,a\n"}, ["data.source: csv", "has no examples"]),
+    ("table", CSV, {"t.csv": ""}, ["t.csv", "is empty", "header"]),
+    ("table", CSV, {"t.csv": "y,a\n"}, ["data.source: table", "has no examples"]),
     ("npz", NPZ, {}, ["data.options.path", "t.npz", "name a .npz file"]),
     ("npz", NPZ, {"t.npz": {"x": np.zeros((0, 2)), "y": np.zeros(0)}}, ["x has shape (0, 2)", "no example"]),
     ("npz", NPZ, {"t.npz": {"x": np.float32(1), "y": np.zeros(1)}}, ["x has shape ()", "no example"]),
@@ -96,24 +98,23 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     (LOAD, {}, each("1.0", "np.array(None)"), ["example 3", "x has dtype object"]),
     # NaN and infinity
     (LOAD, {}, each("np.zeros(2)", "np.array([0, np.nan])"), ["example 3", "x contains nan at [1]", "data.allow_nan"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, row 3", "x contains inf at [0]", "data.allow_nan"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, row 3", "x contains inf"]),
+    ("table", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, row 3", "x contains inf at [0]", "data.allow_nan"]),
+    ("table", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, row 3", "x contains inf"]),
     ("npz", NPZ, {"t.npz": {"x": np.array([1, np.nan]), "y": [0, 1]}}, ["t.npz, example 1", "x contains nan"]),
     # tables
     (
-        "csv",
+        "table",
         CSV,
         {"t.csv": "y,a\n0,1\n1\n"},
         ["t.csv, row 3", "has 1 cells, but the header has 2", "correct the row"],
     ),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,x\n"}, ["t.csv, row 3", "'a' is 'x'", "data.options.types"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,\n"}, ["t.csv, row 3", "'a' is null", "data.options.fill"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\ncat,1\n"}, ["t.csv, row 3", "'y' is 'cat'", "correct it"]),
-    ("csv", CSV, {"t.csv": "0,1\n1,2\n"}, ["t.csv, row 1", "'0' is a number", "first row with column names"]),
-    ("csv", CSV, {"t.csv": "y,a,a\n1,2,3\n"}, ["t.csv, row 1", "'a' occurs twice", "rename one"]),
-    ("csv", CSV, {"t.csv": "y\n1\n"}, ["t.csv, row 1", "x needs at least one"]),
-    ("csv", CSV, {"t.csv": b"y,a\n1,2\n1,\xff\n"}, ["t.csv", "UTF-8"]),
-    ("csv", CSV, {"t.csv": 'y,a\n1,"2\n'}, ["t.csv, row 2", "'a' is '2", "correct it"]),
+    ("table", TYPED, {"t.csv": "y,a\n0,1\n1,x\n"}, ["t.csv, row 3", "'a' is 'x'", "data.options.types"]),
+    ("table", CSV, {"t.csv": "y,a\n0,1\n1,\n"}, ["t.csv, row 3", "'a' is null", "data.options.fill"]),
+    ("table", TYPED, {"t.csv": "y,a\n0,1\ncat,1\n"}, ["t.csv, row 3", "'y' is 'cat'", "correct it"]),
+    ("table", CSV, {"t.csv": "0,1\n1,2\n"}, ["t.csv, row 1", "'0' is a number", "first row with column names"]),
+    ("table", CSV, {"t.csv": "y,a,a\n1,2,3\n"}, ["t.csv, row 1", "'a' occurs twice", "rename one"]),
+    ("table", CSV, {"t.csv": b"y,a\n1,2\n1,\xff\n"}, ["t.csv", "UTF-8"]),
+    ("table", TYPED, {"t.csv": 'y,a\n1,"2\n'}, ["t.csv, row 2", "'a' is '2", "correct it"]),
     # archives
     ("npz", NPZ, {"t.npz": b"no zip"}, ["t.npz", "not a valid .npz file", "numpy.savez"]),
     ("npz", NPZ, {"t.npz": {"x": [1, 2], "y": [1]}}, ["t.npz", "x 2, y 1", "as many labels as examples"]),
@@ -194,7 +195,7 @@ def test_source_changed_while_reading_is_refused(workshop: Any, monkeypatch: pyt
     file = workshop.write("t.csv", "y,a\n0,1\n1,2\n")
     workshop.emit = lambda _: file.write_text("y,a\n0,1\n1,2\n2,3\n")
     monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 1)
-    fault = refused(workshop, "csv", CSV, {})
+    fault = refused(workshop, "table", CSV, {})
     assert type(fault) is SourceChanged
     assert "changed while it was being read; run again" in str(fault)
 

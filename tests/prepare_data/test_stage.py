@@ -142,9 +142,9 @@ def test_every_setting_that_changes_bytes_changes_the_name(workshop: Any, change
 
 def test_stricter_checks_prepare_the_dataset_again(workshop: Any) -> None:
     workshop.write("table.csv", "a,y\nnan,1\n1,0\n")
-    workshop.prepare("csv", {"path": "table.csv", "label": "y"}, allow_nan=True)
+    workshop.prepare("table", {"path": "table.csv", "x": "a", "y": "y"}, allow_nan=True)
     with pytest.raises(SourceError, match="x contains nan"):
-        workshop.prepare("csv", {"path": "table.csv", "label": "y"})
+        workshop.prepare("table", {"path": "table.csv", "x": "a", "y": "y"})
     workshop.write("data.py", COUNTING)
     unchecked = workshop.prepare("data.py:load")
     with pytest.raises(SourceError, match=r"outside of \[0, 50\)"):

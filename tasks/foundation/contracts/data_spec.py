@@ -214,7 +214,7 @@ class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, huggingface, images, npz, table, tar, text, tfds, tfrecord) or a "
+        description="a built-in source (digits, huggingface, images, npz, table, tar, text, tfds, tfrecord) or a "
         "function, data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or "
         "batches"
     )

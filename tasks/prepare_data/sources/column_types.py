@@ -134,9 +134,10 @@ def stacked_type(types: Mapping[str, ColumnType], *, key: str, floats: str) -> C
     """
     for column, each in types.items():
         if each.encoding != "array" or each.shape or each.is_sequence:
+            row = f"; in CSV, types: {{{column}: float64}} finds the row without a number" * (each.encoding == "text")
             raise RunFileError(
                 f"data.options.{key}: {column!r} is {each}, and only single numbers can be stacked; leave it out of "
-                "the stack, as {numbers: [a, b], text: c}"
+                f"the stack, as {{numbers: [a, b], text: c}}{row}"
             )
     common = np.result_type(*(each.dtype for each in types.values()))
     return ColumnType(dtype=floats if common.kind == "f" else common.name)
@@ -207,7 +208,10 @@ def _refused(field: Any, kind: Any, where: object) -> SourceError:
         fields = [kind.field(index).name for index in range(kind.num_fields)]
         how = f"name one of its fields, as {name}.{fields[0]}" if fields else "leave it out"
     elif _is_bytes(kind) or types.is_fixed_size_binary(kind):
-        how = "if these are JPEG or PNG files, set data.options.size: [height, width]; text must be written as strings"
+        how = (
+            "if these are JPEG or PNG files, set data.options.size: [height, width]; text must be written as strings, "
+            "CSV as UTF-8"
+        )
     elif types.is_list(kind):
         how = f"lists of any length within lists; if all have one shape, set data.options.shapes: {{{name}: [n, m]}}"
     else:

@@ -1,8 +1,11 @@
 """Opens the source that the run file names."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
@@ -14,14 +17,13 @@ from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.source_files import require_local_path
-from tasks.prepare_data.sources.table import CsvOptions, TableOptions, csv, table
+from tasks.prepare_data.sources.table import TableOptions, table
 from tasks.prepare_data.sources.tar_files import TarOptions, tar
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
 from tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
 from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
-    "csv": csv,
     "digits": digits,
     "images": images,
     "npz": npz,
@@ -33,10 +35,11 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
 # Those whose examples `data.pad` and `data.pack` bring to one length.
 _WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"huggingface": huggingface, "table": table}
 
+# What `table` calls the options of the former source `csv`.
+_OPTIONS_OF_CSV = {"label": "y", "features": "x"}
 
 # The `data.options` of each source.
 _OPTIONS: dict[str, type[Options]] = {
-    "csv": CsvOptions,
     "digits": Options,
     "huggingface": HuggingfaceOptions,
     "images": ImagesOptions,
@@ -60,7 +63,7 @@ def require_source(data: DataSpec, code_folder: Path) -> None:
         RunFileError: the source is unknown, or an option cannot be used.
         SourceError: the file or folder does not exist.
     """
-    _require_known(data.source)
+    _require_known(data)
     _require_function_keys_unset(data)
     chosen = parse_options(_OPTIONS[data.source], data.options, source=data.source)
     path = getattr(chosen, "path", None)
@@ -91,7 +94,7 @@ def open_source(
     """
     if ":" in data.source:
         return function(data, code_folder, seed=seed, accepted=accepted, note=note)
-    _require_known(data.source)
+    _require_known(data)
     _require_function_keys_unset(data)
     if data.source in _WITH_SEQUENCES:
         has_sequences = data.pad is not None or data.pack is not None
@@ -114,9 +117,22 @@ def _require_function_keys_unset(data: DataSpec) -> None:
             )
 
 
-def _require_known(name: str) -> None:
-    if name not in _OPTIONS:
+def _require_known(data: DataSpec) -> None:
+    if data.source == "csv":
+        chosen = {_OPTIONS_OF_CSV.get(key, key): value for key, value in data.options.items()} | {"stack": True}
+        table_lines = yaml.safe_dump(
+            {"source": "table", "options": chosen},
+            default_flow_style=True,
+            sort_keys=False,
+            width=math.inf,
+            allow_unicode=True,
+        )
         raise RunFileError(
-            f"data.source: {name!r} is not a built-in source; {suggestion(name, _OPTIONS)}; "
+            f"data.source: csv is part of table now; write {table_lines.strip()} in its place, with types: "
+            "{column: float64} if x has only columns of integers, which csv read as floats"
+        )
+    if data.source not in _OPTIONS:
+        raise RunFileError(
+            f"data.source: {data.source!r} is not a built-in source; {suggestion(data.source, _OPTIONS)}; "
             "or name your own function, such as data.py:load"
         )

@@ -1,4 +1,4 @@
-"""The sources `table` and `csv`: rows of Parquet, Arrow and CSV files, whose columns become x, y and weights.
+"""The source `table`: rows of Parquet, Arrow and CSV files, whose columns become x, y and weights.
 
 Schemas and footers say what the columns are, so that a wrong name, a type without an array or a null is refused before
 a row is read. Parquet and Arrow files stay where they are: the dataset consists of ranges of them. CSV files are
@@ -122,18 +122,6 @@ class TableOptions(Options):
     )
 
 
-class CsvOptions(Options):
-    """`data.options` of `csv`."""
-
-    path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv, also on gs://")
-    label: str = Field(min_length=1, description="the column for y")
-    features: list[str] | None = Field(
-        default=None, min_length=1, description="a list of the columns for x; by default all but the label"
-    )
-    delimiter: str = Field(default=",", min_length=1, max_length=1, description="one character")
-    fill: float | None = Field(default=None, description="the number for empty cells; they are refused without")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """What is read of the files."""
@@ -170,50 +158,6 @@ def table(options: Mapping[str, Any], folder: Path, *, sequences: bool) -> Sourc
     return table_source(find_tables(chosen.path, folder), chosen, sequences=sequences)
 
 
-def csv(options: Mapping[str, Any], folder: Path) -> Source:
-    """Open a source of x: float32 [features]; y: int64 [] if the first labels are integers, else float32 [].
-
-    It is `table` with `stack: true`, under the names that datasets of `csv` have.
-
-    Raises:
-        RunFileError: an option cannot be used, or names a missing column.
-        SourceError: there are no files, or one has no usable header.
-    """
-    chosen = parse_options(CsvOptions, options, source="csv")
-    files = find_files(chosen.path, folder, suffix=".csv")
-    with reading_schema(files[0], "csv", CsvForm(delimiter=chosen.delimiter)) as schema:
-        features = _csv_features(chosen, files[0], schema)
-    whole = str(schema.field(chosen.label).type) == "int64"
-    as_table = TableOptions(
-        path=chosen.path,
-        x=features,
-        y=chosen.label,
-        stack=True,
-        types=dict.fromkeys(features, "float64") | {chosen.label: "int64" if whole else "float64"},
-        delimiter=chosen.delimiter,
-        fill=chosen.fill,
-    )
-    settings: dict[str, Any] = {"label": chosen.label, "features": features, "delimiter": chosen.delimiter}
-    settings |= {} if chosen.fill is None else {"fill": chosen.fill}
-    return replace(table_source(files, as_table, floats="float32", form="csv"), settings=settings)
-
-
-def _csv_features(chosen: CsvOptions, file: SourceFile, schema: Any) -> list[str]:
-    """Return the columns for x of `csv`."""
-    features = chosen.features or [name for name in schema.names if name != chosen.label]
-    if chosen.label in features:
-        raise RunFileError(
-            f"data.options.features: it contains the label {chosen.label!r}; remove it, or choose another label"
-        )
-    known = set(schema.names)
-    for key, name in [("label", chosen.label), *(("features", name) for name in features)]:
-        if name not in known:
-            raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, known)}")
-    if not features:
-        raise SourceError(f"{file}, row 1: there is no column besides the label; x needs at least one")
-    return features
-
-
 def find_tables(path: str, folder: Path) -> list[SourceFile]:
     """Return the tables at a path, see `find_files`; of a folder, only files that are named as tables are.
 
@@ -238,8 +182,6 @@ def table_source(
     known: Mapping[str, KnownColumn] | None = None,
     origin: Mapping[str, str] | None = None,
     sequences: bool = False,
-    floats: str | None = None,
-    form: Form | None = None,
 ) -> Source:
     """Open a source of the rows of tables, for x, y and weights.
 
@@ -249,15 +191,12 @@ def table_source(
         known: what is known of columns besides their types, by name.
         origin: rows for the manifest's `origin`, as the names of classes.
         sequences: lists of any length are allowed; `data.pad` or `data.pack` is set.
-        floats: the dtype of floating numbers; None: as in `fit`.
-        form: the format of the files; None: found by their names, or by their first bytes.
 
     Raises:
         RunFileError: an option cannot be used, or names a missing column.
         SourceError: a file is damaged, or a column has a type that no array can be made of.
     """
-    form = form or _form(files)
-    floats = floats or floatx()
+    form, floats = _form(files), floatx()
     for key, value in (("delimiter", chosen.delimiter), ("types", chosen.types)):
         if value and form != "csv":
             raise RunFileError(f"data.options.{key}: {value!r}: is for CSV, and {files[0]} is not; remove it")

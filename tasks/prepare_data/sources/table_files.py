@@ -83,7 +83,8 @@ def form_of(file: SourceFile) -> Form:
         if begin == _ARROW or begin.startswith(struct.pack("<I", _CONTINUES)):
             return "arrow"
         raise SourceError(
-            f"{file}: is not a Parquet, Arrow or CSV file; name such files, as in data.options.path: data/*.parquet"
+            f"{file}: is not a Parquet, Arrow or CSV file (*.csv, *.tsv); name such files, as in data.options.path: "
+            "data/*.parquet"
         )
 
 
@@ -483,7 +484,7 @@ def _csv_refused(file: SourceFile, header: Sequence[str], why: str) -> SourceErr
     if found := _CSV_VALUE.match(why):
         column, row, kind, value = found.groups()
         name = header[int(column)] if int(column) < len(header) else f"column {column}"
-        remedy = "correct it, or give the column another type, as data.options.types of the source table says"
+        remedy = "correct it, or give the column another type, as data.options.types says"
         if "UTF8" in why or "\ufffd" in value:
             remedy = "save the file as UTF-8 CSV"
         kind = {"double": "a number", "float": "a number", "int64": "an integer"}.get(kind, f"of type {kind}")

@@ -116,7 +116,7 @@ NAN = "data.py", "draw.normal(size=6)", "(draw.normal(size=6) if number < 50 els
 LABEL = "data.py", "number % 3", "number % 4"
 
 
-NO_FILE = "run.yaml", 'source: "data.py:load"', "source: csv, options: {path: none.csv, label: y}"
+NO_FILE = "run.yaml", 'source: "data.py:load"', "source: table, options: {path: none.csv, y: y}"
 
 
 FLOAT64 = "model.py", "keras.layers.Dense(8, ", 'keras.layers.Dense(8, dtype="float64", '

@@ -101,8 +101,8 @@ def test_file_address_is_a_local_path(workshop: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        ("csv", {"path": "parts", "label": "y"}),
-        ("csv", {"path": "parts/*.csv", "label": "y"}),
+        ("table", {"path": "parts", "y": "y"}),
+        ("table", {"path": "parts/*.csv", "y": "y"}),
         ("text", {"path": "corpus", "length": 3}),
         ("text", {"path": "corpus", "length": 3, "max_bytes": 11}),
     ],
@@ -156,13 +156,13 @@ def test_names_of_local_datasets_are_pinned(workshop: Any) -> None:
     folders = [
         workshop.prepare(source, options).folder
         for source, options in [
-            ("csv", {"path": "parts", "label": "y"}),
+            ("table", {"path": "parts", "y": "y"}),
             ("text", {"path": "corpus", "length": 3}),
             ("text", {"path": "corpus", "length": 3, "max_bytes": 11}),
         ]
     ]
     assert folders == [
-        "datasets/81066c66fcdb997e64fa2689",
+        "datasets/fc981626698de9ac5f1c340c",
         "datasets/425c5438a25104a094e73efb",
         "datasets/a0e2aab9c2199123f5aeb28d",
     ]
@@ -176,7 +176,7 @@ def test_file_changed_or_deleted_while_reading_is_refused(
     monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 3)
     expected = "changed while it was being read" if change else "is missing; restore it"
     with pytest.raises(SourceError, match=rf"memory://remote-test/parts/2\.csv:? {expected}"):
-        workshop.prepare("csv", {"path": "memory://remote-test/parts", "label": "y"})
+        workshop.prepare("table", {"path": "memory://remote-test/parts", "y": "y"})
     assert workshop.files() == {}
 
 

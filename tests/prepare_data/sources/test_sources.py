@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest
-from tasks.prepare_data.sources.table import csv
+from tasks.prepare_data.sources.table import table
 
 
 def features(workshop: Any, ref: Any) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -74,7 +74,7 @@ def test_text_dataset_is_named_by_bytes_not_by_path(workshop: Any) -> None:
 
 def test_csv_rows_become_examples(workshop: Any) -> None:
     workshop.write("table.csv", "\ufeffa,kind,b\r\n1,0,2.5\r\n\r\n3,1,-4e2\r\n")
-    ref = workshop.prepare("csv", {"path": "table.csv", "label": "kind"}, validation_fraction=0)
+    ref = workshop.prepare("table", {"path": "table.csv", "y": "kind", "stack": True}, validation_fraction=0)
     assert features(workshop, ref) == [("x", "float32", (2,)), ("y", "int64", ())]
     rows = sorted((example["y"].item(), example["x"].tolist()) for example in workshop.examples(ref))
     assert rows == [(0, [1, 2.5]), (1, [3, -400])]
@@ -84,7 +84,8 @@ def test_csv_with_50_000_columns_is_read_at_once(tmp_path: Path) -> None:
     """Each name was looked for in the list of all names, three times."""
     names = [f"column{number}" for number in range(50_000)]
     (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 50_000)}\n")
-    source = csv({"path": "wide.csv", "label": names[-1], "features": names[:-1]}, tmp_path)
+    options = {"path": "wide.csv", "x": names[:-1], "y": names[-1], "stack": True}
+    source = table(options, tmp_path, sequences=False)
     ((_, row),) = source.read()
     assert (row.arrays["x"].shape, row.arrays["y"]) == ((49_999,), 1)
 
@@ -93,9 +94,9 @@ def test_csv_files_with_chosen_columns_and_float_label(workshop: Any) -> None:
     workshop.write("parts/1.csv", "a;b;price\n1;2;0.5\n")
     workshop.write("parts/2.csv", "price;b;a\n7;5;4\n")
     workshop.write("parts/readme.txt", "no table")
-    options = {"label": "price", "features": ["b", "a"], "delimiter": ";"}
+    options = {"x": ["b", "a"], "y": "price", "stack": True, "delimiter": ";", "types": {"a": "float64"}}
     for path in ("parts", "parts/*.csv"):
-        ref = workshop.prepare("csv", {"path": path, **options}, validation_fraction=0)
+        ref = workshop.prepare("table", {"path": path, **options}, validation_fraction=0)
         assert features(workshop, ref) == [("x", "float32", (2,)), ("y", "float32", ())]
         rows = sorted((example["y"].item(), example["x"].tolist()) for example in workshop.examples(ref))
         assert rows == [(0.5, [2, 1]), (7, [5, 4])]
@@ -160,5 +161,5 @@ def test_user_function_may_return_a_list(workshop: Any) -> None:
 
 def test_allow_nan_accepts_nan(workshop: Any) -> None:
     workshop.write("table.csv", "a,y\nnan,1\ninf,0\n")
-    ref = workshop.prepare("csv", {"path": "table.csv", "label": "y"}, allow_nan=True)
+    ref = workshop.prepare("table", {"path": "table.csv", "y": "y"}, allow_nan=True)
     assert ref.train_examples + ref.validation_examples == 2

@@ -71,7 +71,7 @@ def write_table(folder: Path, suffix: str) -> bytes:
 TABLE = {"x": "x", "y": "y"}
 RECORDS = {"features": {"n": {"dtype": "int64"}}, "x": "n", "y": "n"}
 SOURCES: dict[str, tuple[str, Callable[[Path], bytes], dict[str, Any]]] = {
-    "csv": ("csv", lambda _: CSV, {"label": "y"}),
+    "CSV": ("table", lambda _: CSV, {"y": "y", "stack": True}),
     "text": ("text", lambda _: CSV, {"length": 5}),
     "text, its beginning": ("text", lambda _: CSV, {"length": 5, "max_bytes": 70}),
     "text, most of it": ("text", lambda _: CSV, {"length": 5, "max_bytes": 300}),
@@ -94,8 +94,9 @@ class Case:
         self.workshop, self.cloud = workshop, cloud
         self.source, write, options = SOURCES[name]
         data = write(workshop.code)
-        cloud.store.put("bucket", "data/file", data)
-        self.options = {**options, "path": "gs://bucket/data/file"}
+        self.file = "data/file.csv" if name == "CSV" else "data/file"
+        cloud.store.put("bucket", self.file, data)
+        self.options = {**options, "path": f"gs://bucket/{self.file}"}
         self.sound = self.made()
         self.requests = cloud.count("object.media")
         self.before_the_rows = self.requests - math.ceil(len(data) / REQUEST_BYTES)
@@ -105,9 +106,7 @@ class Case:
         self.workshop.storage.delete("")
         cloud, self.workshop.events = self.cloud, []
         cloud.reset_counters()
-        ref = self.workshop.prepare(
-            self.source, self.options, classes=3 if self.source in {"csv", "npz", "table"} else None
-        )
+        ref = self.workshop.prepare(self.source, self.options, classes=3 if self.source in {"npz", "table"} else None)
         return str(load_manifest(self.workshop.storage, ref).content_digest)
 
     def flipping(self, *, skip: int, bit: int, times: int | None) -> None:
@@ -145,7 +144,7 @@ def test_repeated_transit_damage_gives_no_dataset(workshop: Any, cloud: FakeGcs,
 
 def test_flipped_digit_is_found_although_it_is_valid(workshop: Any, cloud: FakeGcs) -> None:
     """Flips the lowest bit of each byte of the rows in turn: 4 becomes 5, and labels stay valid classes."""
-    case = Case(workshop, cloud, "csv")
+    case = Case(workshop, cloud, "CSV")
     for place in range(0, len(CSV), 9):
         request, byte = divmod(place, REQUEST_BYTES)
         case.flipping(skip=case.before_the_rows + request, bit=8 * byte, times=1)
@@ -155,12 +154,12 @@ def test_flipped_digit_is_found_although_it_is_valid(workshop: Any, cloud: FakeG
 
 def test_refused_example_is_read_again(workshop: Any, cloud: FakeGcs) -> None:
     """A label out of range may be transit damage; if the file has it, it is reported at once."""
-    case = Case(workshop, cloud, "csv")
+    case = Case(workshop, cloud, "CSV")
     label = CSV.index(b"1,7,1\n") + 4
     case.flipping(skip=case.before_the_rows, bit=8 * label + 3, times=1)  # 1 becomes 9
     assert case.made() == case.sound
     cloud.faults = None
-    cloud.store.put("bucket", "data/file", CSV.replace(b"1,7,1\n", b"1,7,9\n"))
+    cloud.store.put("bucket", case.file, CSV.replace(b"1,7,1\n", b"1,7,9\n"))
     with pytest.raises(SourceError, match="9") as fault:
         case.made()
     assert not isinstance(fault.value, DamagedInTransit)
@@ -200,7 +199,7 @@ def test_file_changed_since_its_fingerprint_is_refused(workshop: Any, monkeypatc
 
     monkeypatch.setattr(stage, "open_source", changing)
     with pytest.raises(SourceError, match="changed while it was being read"):
-        workshop.prepare("csv", {"path": "t.csv", "label": "y"})
+        workshop.prepare("table", {"path": "t.csv", "y": "y"})
     assert workshop.files() == {}
 
 
