@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,10 @@ from tasks.foundation.storage.interface import Storage
 
 # By feature, [rows, …], as `shards.extract` returns them.
 Rows = dict[str, Array]
-# Ranges that are read together, and which examples of the part among them are taken, in order.
-Plan = tuple[Sequence[ShardRecord], npt.NDArray[np.int64]]
+# Ranges that are read together, and a function that says which examples of the part among them are taken, in order.
+ColumnPlan = tuple[Sequence[ShardRecord], Callable[[], npt.NDArray[np.int64]]]
+_Found = TypeVar("_Found")
+_BUFFERS = threading.local()
 # Bytes; Eigen's tensors begin at a multiple of it.
 _ALIGNMENT = 64
 _WORKERS = min(os.cpu_count() or 1, 8)
@@ -39,11 +41,11 @@ _WORKERS = min(os.cpu_count() or 1, 8)
 _DTYPES = {"raw": STRING, "image": STRING, "text": STRING, "int64": "int64", "float": "float32"}
 
 
-def plans_in_order(shards: Iterable[ShardRecord], skip: int = 0) -> Iterator[Plan]:
+def plans_in_order(shards: Iterable[ShardRecord], skip: int = 0) -> Iterator[ColumnPlan]:
     """Yield the examples of a part, one range after the other, without the first `skip`."""
     for shard in shards:
         if skip < shard.examples:
-            yield [shard], np.arange(skip, shard.examples)
+            yield [shard], partial(np.arange, skip, shard.examples)
         skip = max(skip - shard.examples, 0)
 
 
@@ -79,7 +81,7 @@ class RangeReader:
         """The ranges that have examples of the part."""
         return self.manifest.validation if self.part == "validation" else self.manifest.train
 
-    def pieces(self, plans: Iterable[Plan], most: int) -> Generator[Rows, None, None]:
+    def pieces(self, plans: Iterable[ColumnPlan], most: int) -> Generator[Rows, None, None]:
         """Yield the examples of all plans, at most `most` at a time.
 
         Raises:
@@ -91,37 +93,35 @@ class RangeReader:
                 for begin in range(0, len(chosen), most):
                     yield _taken(rows, chosen[begin : begin + most])
 
-    def _windows(self, plans: Iterator[Plan]) -> Generator[tuple[Rows, npt.NDArray[np.int64]], None, None]:
-        """Yield the rows of each plan; those of the next one are read meanwhile."""
+    def _windows(self, plans: Iterator[ColumnPlan]) -> Generator[tuple[Rows, npt.NDArray[np.int64]], None, None]:
+        """Yield the rows of each plan, and their order; those of the next one are read meanwhile."""
         pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="baton-columns")
         used: Rows = {}
+
+        def read(used: Rows) -> tuple[Rows, npt.NDArray[np.int64]] | None:
+            plan = next(plans, None)
+            return None if plan is None else self._read(plan, pool, used)
+
         try:
-            ahead = self._ahead(plans, pool, used)
-            while ahead is not None:
-                chosen, reading = ahead
+            ahead = _in_thread(partial(read, used))
+            while True:
                 with remember_read_errors():
-                    rows = reading.result()
-                del ahead, reading
-                ahead = self._ahead(plans, pool, used)
-                yield rows, chosen
+                    window = ahead.result()
+                del ahead
+                if window is None:
+                    return
+                ahead = _in_thread(partial(read, used))
+                yield window
                 # Fresh memory costs as much time as reading; objects would stay until they are replaced.
-                used = {name: values for name, values in rows.items() if values.dtype != object}
-                del rows
+                used = {name: _whole(values) for name, values in window[0].items() if values.dtype != object}
+                del window
         finally:
             # Do not wait: what is read ahead is not needed, and the store may be unreachable.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ahead(
-        self, plans: Iterator[Plan], pool: ThreadPoolExecutor, used: Rows
-    ) -> "tuple[npt.NDArray[np.int64], Future[Rows]] | None":
-        plan = next(plans, None)
-        if plan is None:
-            return None
-        records, chosen = plan
-        return chosen, _in_thread(partial(self._read, records, pool, used))
-
-    def _read(self, records: Sequence[ShardRecord], pool: ThreadPoolExecutor, used: Rows) -> Rows:
-        """Return the part's examples of ranges, in their order; in arrays that were used before, if they suffice."""
+    def _read(self, plan: ColumnPlan, pool: ThreadPoolExecutor, used: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
+        """Return the part's examples of ranges, and their order; in arrays that were used before, if they suffice."""
+        records, order = plan
         with fetched(self.storage, records) as places:
             ends = np.cumsum([record.examples for record in records])
             rows = {each.name: _room(each, int(ends[-1]), used.pop(each.name, None)) for each in self.features}
@@ -130,14 +130,16 @@ class RangeReader:
                 begin = end - place[0].record.examples
                 self._fill(*place, {name: values[begin:end] for name, values in rows.items()})
 
-            for done in [pool.submit(fill, place, int(end)) for place, end in zip(places, ends, strict=True)]:
-                done.result()
-            return rows
+            filled = [pool.submit(fill, place, int(end)) for place, end in zip(places, ends, strict=True)]
+            chosen = order()
+            for each in filled:
+                each.result()
+            return rows, chosen
 
     def _fill(self, place: LocalBytes, head: LocalBytes | None, into: Rows) -> None:
         """Read the part's examples of a range."""
         record, own = place.record, self.manifest.features
-        body = place.read_verified(_BUFFERS.of_size(record.size))
+        body = place.read_verified(_buffer(record.size))
         held_out = self.manifest.held_out
         chosen = None if held_out is None else positions_of_part(self.part, held_out, [record])
         if record.layout is None:
@@ -153,26 +155,23 @@ class RangeReader:
                 into[each.name][...] = _as(each, rows[each.name], of_own[each.name])
 
 
-class _Buffers(threading.local):
-    """The memory that a thread reads bytes into, over and over."""
-
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.uint8)
-
-    def of_size(self, size: int) -> memoryview:
-        """Return as many bytes; they are used again by the next call."""
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
-        return self._buffer.data[:size]
-
-
-_BUFFERS = _Buffers()
+def _buffer(size: int) -> memoryview:
+    """Return memory of this thread; it is used again by the next call."""
+    if len(getattr(_BUFFERS, "memory", b"")) < size:
+        _BUFFERS.memory = np.empty(size, np.uint8)
+    found: memoryview = _BUFFERS.memory.data[:size]
+    return found
 
 
 def _room(feature: Feature, count: int, used: Array | None) -> Array:
     if used is not None and len(used) >= count:
         return used[:count]
     return np.empty((count, *_shape(feature)), _numpy_dtype(feature))
+
+
+def _whole(values: Array) -> Array:
+    """Return the array that `_room` took these values from, so that its memory never shrinks."""
+    return values if values.base is None else values.base
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.int64]) -> Rows:
@@ -202,9 +201,9 @@ def _as(wanted: Feature, values: Array, own: Feature) -> Array:
     return decoded
 
 
-def _in_thread(work: Callable[[], Rows]) -> "Future[Rows]":
+def _in_thread(work: Callable[[], _Found]) -> "Future[_Found]":
     """Run `work` in a thread that does not keep the process from ending."""
-    future: Future[Rows] = Future()
+    future: Future[_Found] = Future()
 
     def run() -> None:
         try:
@@ -218,17 +217,9 @@ def _in_thread(work: Callable[[], Rows]) -> "Future[Rows]":
 
 def together(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
     """Yield the rows of pieces, `size` at a time; the remainder is left out."""
-    held: list[Rows] = []
-    missing = size
-    for piece in pieces:
-        begin, count = 0, _length(piece)
-        while begin < count:
-            part = {name: values[begin : begin + missing] for name, values in piece.items()}
-            begin, missing = begin + _length(part), missing - _length(part)
-            held.append(part)
-            if not missing:
-                yield _joined(held)
-                held, missing = [], size
+    held = _Held(iter(pieces))
+    while parts := held.take(size):
+        yield _joined(parts)
 
 
 def mixed(
@@ -253,7 +244,7 @@ def mixed(
 
 
 class _Held:
-    """Gives the next rows of a stream, as many as are asked for."""
+    """Gives the next rows of a stream, as many as are asked for; none if it ends before."""
 
     def __init__(self, pieces: Iterator[Rows]) -> None:
         self._pieces = pieces
@@ -263,7 +254,9 @@ class _Held:
         found: list[Rows] = []
         while count:
             if not self._rest or not _length(self._rest):
-                self._rest = next(self._pieces)
+                if (piece := next(self._pieces, None)) is None:
+                    return []
+                self._rest = piece
             found.append({name: values[:count] for name, values in self._rest.items()})
             self._rest = {name: values[count:] for name, values in self._rest.items()}
             count -= _length(found[-1])

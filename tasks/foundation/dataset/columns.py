@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +35,8 @@ Reader = Callable[[memoryview, memoryview, ShardRecord, Sequence[Feature]], Mapp
 _EXTRACTED = {"int64": "int64", "float": "float32"}
 # Bytes that hold a whole array.
 _WHOLE = {"image", "raw"}
-# Columns and rows that are stacked at once, so that they stay in the processor's cache.
-_STACKED_COLUMNS = 32
+# Columns and rows that are stacked at once: few, so that they stay in the processor's cache and take little memory.
+_STACKED_COLUMNS = 64
 _STACKED_ROWS = 2048
 _MAGIC = b"PAR1"
 # The bytes are in memory: nothing is read ahead, and no threads are started.
@@ -79,32 +78,32 @@ def read_columns(
     }
 
 
-def _kept(record: ShardRecord, feature: Feature, rows: npt.NDArray[np.int64] | None, values: Array) -> Array:
-    if len(values) != record.records_held:
+def _kept(record: ShardRecord, feature: Feature, rows: npt.NDArray[np.int64] | None, values: Array, axis: int) -> Array:
+    if (found := values.shape[axis]) != record.records_held:
         raise DamagedDataset(
-            f"{record.path}: {feature.record_key!r} has {len(values)} values from byte {record.begin} on, not "
+            f"{record.path}: {feature.record_key!r} has {found} values from byte {record.begin} on, not "
             f"{record.records_held}; restore the original file, or start a new run"
         )
-    return values if rows is None else values.take(rows, axis=0)
+    return values if rows is None else values.take(rows, axis=axis)
 
 
 def _filled(
-    feature: Feature, values: Array | Iterator[Array], kept: Callable[[Array], Array], target: Array | None
+    feature: Feature, values: Array | Iterator[Array], kept: Callable[[Array, int], Array], target: Array | None
 ) -> Array:
-    """Return the kept values of a feature, in `target` if there is one."""
+    """Return the kept values of a feature, in `target` if there is one; `kept` takes them along an axis."""
     if isinstance(values, np.ndarray):
         if target is None:
-            return kept(values)
-        target[...] = kept(values)
+            return kept(values, 0)
+        target[...] = kept(values, 0)
         return target
     first = 0
-    while block := [kept(column) for column in islice(values, _STACKED_COLUMNS)]:
+    for columns in values:
+        block = kept(columns, 1)
         if target is None:
-            target = np.empty((len(block[0]), *feature.shape), feature.dtype)
+            target = np.empty((block.shape[1], *feature.shape), feature.dtype)
         for begin in range(0, len(target), _STACKED_ROWS):
-            rows = target[begin : begin + _STACKED_ROWS]
-            for index, column in enumerate(block, start=first):
-                rows[..., index] = column[begin : begin + _STACKED_ROWS]
+            rows = slice(begin, begin + _STACKED_ROWS)
+            target[rows, ..., first : first + len(block)] = np.moveaxis(block[:, rows], 0, -1)
         first += len(block)
     if target is None:
         raise ValueError(f"{feature.name} has no columns")
@@ -127,7 +126,8 @@ def _parquet(
         # Codes of a dictionary are read faster than its texts.
         coded &= {metadata.schema.column(index).path for index in range(len(metadata.schema))} if coded else set()
         opened = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
-        file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=sorted(coded))
+        # One call of Python reads the bytes of many columns.
+        file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=sorted(coded), pre_buffer=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise DamagedDataset(f"{record.path}: its footer cannot be read: {fault}") from fault
     first = sum(metadata.row_group(group).num_rows for group in range(layout.first_part))
@@ -216,7 +216,7 @@ def table_arrays(
 ) -> dict[str, Array]:
     """Return the values of a table's rows, by feature; for arguments and errors see `_arrays_of`."""
     found = _arrays_of(lambda _: table, features, partition=partition, where=where)
-    return {each.name: _filled(each, found[each.name], lambda values: values, None) for each in features}
+    return {each.name: _filled(each, found[each.name], lambda values, _: values, None) for each in features}
 
 
 def _arrays_of(
@@ -226,7 +226,7 @@ def _arrays_of(
     partition: Mapping[str, str],
     where: Callable[[int], str],
 ) -> Mapping[str, Array | Iterator[Array]]:
-    """Return the values of a table's rows, by feature; of columns that are stacked an iterator over them.
+    """Return the values of a table's rows, by feature; of columns that are stacked an iterator, see `Reader`.
 
     Args:
         read: returns a table of some columns, with at least one row; it may have more.
@@ -249,12 +249,30 @@ def _arrays_of(
         for begin in range(0, len(feature.stacked), _STACKED_COLUMNS):
             keys = feature.stacked[begin : begin + _STACKED_COLUMNS]
             table = read(keys)
-            yield from (values(table, feature, key) for key in keys)
+            plain = _equal_numbers(table, keys, feature)
+            yield np.stack([values(table, feature, key) for key in keys]) if plain is None else plain
 
     single = [each for each in features if not each.stacked]
     table = read([each.record_key for each in single]) if single else None
     found: dict[str, Array | Iterator[Array]] = {each.name: columns(each) for each in features if each.stacked}
     return {**found, **{each.name: values(table, each, each.record_key) for each in single}}
+
+
+def _equal_numbers(table: "pa.Table", keys: Sequence[str], feature: Feature) -> Array | None:
+    """Return columns of numbers [columns, rows] in one call, which hundreds of columns need; None: they are others."""
+    import pyarrow as pa
+
+    if len(set(keys) & set(table.schema.names)) < len(keys) or len(feature.shape) > 1:
+        return None
+    chosen = table.select(keys)
+    wanted = pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if not (pa.types.is_integer(wanted) or pa.types.is_floating(wanted)) or any(
+        column.type != wanted or column.null_count for column in chosen.columns
+    ):
+        return None
+    (batch,) = chosen.combine_chunks().to_batches()
+    found: Array = batch.to_tensor(row_major=False).to_numpy().T
+    return found
 
 
 def column_of(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.Array":

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ import tensorflow as tf
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.contracts.run_spec import EpochLength
 from tasks.foundation.dataset import order
-from tasks.foundation.dataset.column_streams import Plan as ColumnPlan
 from tasks.foundation.dataset.column_streams import (
+    ColumnPlan,
     RangeReader,
     Rows,
     has_columns,
@@ -510,10 +511,13 @@ def _rows(
 
 
 def _row_plans(manifest: DatasetManifest, start: StreamStart) -> Iterator[ColumnPlan]:
-    for window in _windows(manifest, start):
+    def chosen(window: Window) -> npt.NDArray[np.int64]:
         with tf.device("/CPU:0"):
-            chosen = start.indices(window.examples, window.seed).numpy()
-        yield [manifest.train[shard] for shard in window.shards], chosen[window.skip : window.end]
+            found: npt.NDArray[np.int64] = start.indices(window.examples, window.seed).numpy()
+        return found[window.skip : window.end]
+
+    for window in _windows(manifest, start):
+        yield [manifest.train[shard] for shard in window.shards], partial(chosen, window)
 
 
 def _items(vectors: Callable[[], Iterator[Any]], dtype: Any) -> Any:
