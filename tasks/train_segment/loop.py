@@ -59,9 +59,9 @@ def train(
         drop_remainder=train.drop_remainder,
     )
     reason: BorderReason = "segment_end"
+    step = trainer.state.step  # counted here: each look at the variable takes as long as a small step
     trainer.pace.enter()
-    while trainer.state.step < request.until_step:
-        step = trainer.state.step
+    while step < request.until_step:
         end = min(request.until_step, next_row(spec, step))
         stop = stops.requested
         steps_to_trace = place.profiler.steps_left(step, place.home, place.telemetry)
@@ -90,14 +90,16 @@ def train(
             interval.work.begin_cause("train")
             trainer.pace.enter()
         inner, inner_seconds = _run_inner_loop(decision.steps, trainer, request, interval, place)
+        step += decision.steps
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)
-        if is_row_due(spec, trainer.state.step) and _take_row(trainer, interval, watch, place):
+        place.profiler.end_if_done(step, place.home, place.telemetry)
+        if is_row_due(spec, step) and _take_row(trainer, interval, watch, place):
             break  # the next segment starts here, and logs that the run is finished
         place.telemetry.emit(
             Training(
-                step=trainer.state.step,
+                step=step,
                 target=train.target,
-                epoch=epoch.after(trainer.state.step),
+                epoch=epoch.after(step),
                 segment=request.number,
                 metrics=interval.work.metrics,
                 loss=inner.loss,
@@ -119,7 +121,6 @@ def _run_inner_loop(
     seconds = seconds_between(began, place.clock())
     interval.work.add_inner_loop(inner, seconds)
     trainer.pace.add(inner)
-    place.profiler.end_if_done(trainer.state.step, place.home, place.telemetry)
     if place.saves is not None:
         reserve_memory(trainer.state)
     return inner, seconds

@@ -28,7 +28,7 @@ from tasks.foundation.errors import NonFinite
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator, align_function_numbers
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
-from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
+from tasks.foundation.model.metrics import RowMetrics, learning_rate_of, returns_own_values
 from tasks.foundation.model.randomness import CLOCK, StepDraws, stateful_operations
 from tasks.foundation.model.step import (
     Step,
@@ -217,6 +217,9 @@ class Trainer:
         held.put_back()
         step = tf.function(step, jit_compile=True) if uses_xla(self.state.model, accelerator) else step
         self._loop = make_loop(step, self.state.draws)
+        self._row_metrics = RowMetrics(
+            self.state.model, accelerator.strategy, self.state.returned, hosts=accelerator.hosts
+        )
         self.staging_seconds: float | None = None
         self.cadence = CommitCadence(spec.checkpoint, state_bytes=snapshot_bytes(self.state))
         self.pace = HostPace(accelerator)
@@ -337,6 +340,8 @@ class Trainer:
         refusal = compare_with_log(log, base, traced, reference=reference, accept=accept, telemetry=sink)
         if refusal is not None:
             raise refusal
+        # Calling what was traced spares TensorFlow's search for it at each call.
+        self._loop = function
         self.traced = traced.step
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:
@@ -380,7 +385,7 @@ class Trainer:
 
     def read_metrics(self) -> MetricRow:
         """Read the metrics since the last row, and reset them. Call it at absolute steps only."""
-        metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
+        metrics = self._row_metrics.take()
         rate = learning_rate_of(self.state.model)
         return MetricRow(step=self.state.step, metrics=metrics, learning_rate=rate)
 

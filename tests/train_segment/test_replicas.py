@@ -1,4 +1,7 @@
-"""Replicas draw their own dropout masks, continue them after a restore, and start with the same weights."""
+"""Replicas draw their own dropout masks, continue them after a restore, and start with the same weights.
+
+Their metrics are taken in a graph, and are those that eager operations read.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.foundation.model.metrics import RowMetrics, read_results
 from tasks.foundation.state.warm_state import PROCESS_STATE
+from tasks.train_segment import trainer
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -30,7 +35,7 @@ def build():
     x = keras.Input((6,))
     y = keras.layers.Dropout(0.2)(keras.layers.Dense(5)(Masked()(x)))
     model = keras.Model(x, keras.layers.Dense(3)(y))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 """
 STEPS = 2
@@ -74,3 +79,31 @@ def test_replicas_draw_their_own_dropout_masks(tmp_path: Path) -> None:
         # Weights, optimizer and seeds start equal on any number of replicas.
         assert each["shared"] == by_replicas[1]["shared"]
         assert any(key.startswith("model/dense/kernel") for key in each["shared"])
+
+
+def rows(folder: str, replicas: int) -> list[Any]:
+    """The metrics of each step as eager operations read them, as they are taken in a graph, and once they are taken."""
+    found: list[Any] = []
+
+    class Compared(RowMetrics):
+        def take(self) -> dict[str, float]:
+            eager = read_results(*self._given).numbers
+            found.append([eager, super().take(), self._function is not None, read_results(*self._given).numbers])
+            return found[-1][1]
+
+    trainer.RowMetrics = Compared  # type: ignore[misc]
+    lab = Lab(Path(folder), Path(folder) / "code")
+    spec = spec_of("build", run=f"rows-{replicas}", replicas=replicas, train__steps=STEPS, train__log_every_steps=1)
+    lab.relay(spec, STEPS)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_rows_are_taken_in_a_graph(tmp_path: Path, replicas: int) -> None:
+    lab_of(tmp_path, MODEL)
+    for eager, taken, in_graph, after in in_fresh_process(rows, folder=str(tmp_path), replicas=replicas):
+        assert taken == eager
+        assert taken["loss"] > 0
+        assert in_graph
+        assert set(after.values()) == {0.0}

@@ -10,12 +10,15 @@ it is the same on any number of replicas; one that is computed from metrics and 
 that the step neither updates nor returns are left out; they would stay 0.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from keras import tree
 
@@ -25,6 +28,7 @@ from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
 from tasks.foundation.messages import listed
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides, tracing_hints
 from tasks.foundation.model.randomness import StepDraws, exact_draws
+from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import handle_ids
 from tasks.foundation.user_errors import user_error
 
@@ -335,8 +339,11 @@ class Results:
         tensor = as_numbers(result.value if isinstance(result, keras.Variable) else result)
         if tensor is None:
             self.left_out[name] = "None" if result is None else f"a {type(result).__name__}"
-            return
-        array = np.asarray(tensor.numpy(), np.float64)
+        else:
+            self.add_array(name, np.asarray(tensor.numpy(), np.float64))
+
+    def add_array(self, name: str, array: npt.NDArray[np.float64]) -> None:
+        """Add one result, an array of any shape."""
         if array.size == 1:
             self.numbers[name] = array.item()
         elif not 0 < array.size <= MOST_VALUES:
@@ -382,10 +389,20 @@ def read_results(model: keras.Model, strategy: Any, returned: ReturnedMetrics | 
     """Read all metrics. For arguments see `take_metrics`."""
     results = Results()
     with strategy.scope():
-        values = dict(flatten_metrics("", model.get_metrics_result()))
-        for name, value in (returned.of(values) if returned else values).items():
+        for name, value in _results(model, returned).items():
             results.add(name, value)
     return results
+
+
+def _results(model: keras.Model, returned: ReturnedMetrics | None) -> dict[str, Any]:
+    values = dict(flatten_metrics("", model.get_metrics_result()))
+    return returned.of(values) if returned else values
+
+
+def _reset(model: keras.Model, returned: ReturnedMetrics | None) -> None:
+    model.reset_metrics()
+    if returned is not None:
+        returned.reset()
 
 
 def take_metrics(model: keras.Model, strategy: Any, returned: ReturnedMetrics | None = None) -> dict[str, float]:
@@ -398,10 +415,57 @@ def take_metrics(model: keras.Model, strategy: Any, returned: ReturnedMetrics | 
     """
     numbers = read_results(model, strategy, returned).numbers
     with strategy.scope():
-        model.reset_metrics()
-        if returned is not None:
-            returned.reset()
+        _reset(model, returned)
     return numbers
+
+
+class RowMetrics:
+    """Takes the metrics of one row after the other as `take_metrics` does, with one call of TensorFlow for a row.
+
+    Keras's own metrics are computed in a graph for that, as `fit` computes them. A metric of the user's may keep state
+    in Python, which a graph would freeze; and the hosts of a run must agree on the order of their collectives.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, returned: ReturnedMetrics | None, *, hosts: int) -> None:
+        """For arguments see `take_metrics`; `hosts` share the strategy."""
+        self._given = (model, strategy, returned)
+        self._in_graph = hosts == 1 and returned is None and _are_of_keras(model)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._function: Any = None
+
+    def take(self) -> dict[str, float]:
+        """Read all metrics and reset them."""
+        if not self._in_graph:
+            return take_metrics(*self._given)
+        model, strategy, _ = self._given
+        with strategy.scope():
+            if self._function is None:
+                work = not_converted(partial(self._numbers_then_reset, model))
+                self._function = tf.function(work, jit_compile=False).get_concrete_function()
+                fix_sum_order(self._function, strategy)
+            numbers = self._function().numpy()
+        results, begin = Results(), 0
+        for name, shape in self._shapes.items():
+            end = begin + math.prod(shape)
+            results.add_array(name, numbers[begin:end].reshape(shape))
+            begin = end
+        return results.numbers
+
+    def _numbers_then_reset(self, model: keras.Model) -> Any:
+        """All results, one after the other, float64 [n]."""
+        found = {name: tf.convert_to_tensor(value) for name, value in _results(model, None).items()}
+        self._shapes = {name: tuple(each.shape.as_list()) for name, each in found.items()}
+        numbers = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in found.values()], axis=0)
+        with tf.control_dependencies([numbers]):
+            _reset(model, None)
+        return numbers
+
+
+def _are_of_keras(model: keras.Model) -> bool:
+    """Whether a model has metrics, all of them Keras's own."""
+    metrics = [each for outer in model.metrics for each in (outer, *getattr(outer, "metrics", ()))]
+    own = all(type(each).__module__.startswith(_OF_KERAS) for each in metrics)
+    return bool(metrics) and own and not overrides(model, "get_metrics_result")
 
 
 def require_metric(rule: KeepBest | None, results: Results) -> None:
