@@ -42,10 +42,7 @@ REFUSED = {
     "an unknown built-in source": (["data={source: digit}"], ["data.source: 'digit'", "did you mean digits?"]),
     "a former source": (
         ["data={source: csv, options: {path: t.csv, label: y, features: [a, ü], delimiter: '|', fill: 0}}"],
-        [
-            "data.source: csv is part of table now; write {source: table, options: {path: t.csv, y: y, x: [a, ü], ",
-            "delimiter: '|', fill: 0, stack: true}} in its place, with types: {column: float64} if x has only",
-        ],
+        ["data.source: csv is part of table now; write source: table, with y in place of label, x in place of"],
     ),
     "an unknown option of a source": (
         ["data={source: table, options: {path: t.csv, stacked: true}}"],

@@ -321,18 +321,6 @@ def keys_of(contract: type[Contract], prefix: str = "") -> Iterator[tuple[str, F
             yield f"{prefix}{name}", field
 
 
-def change_class_of(field: FieldInfo) -> ChangeClass:
-    """The class that a field carries.
-
-    Raises:
-        ValueError: the field carries none, or more than one.
-    """
-    found = [each for each in field.metadata if isinstance(each, ChangeClass)]
-    if len(found) != 1:
-        raise ValueError(f"a field of the run file carries {len(found)} change classes; give it one ({field!r})")
-    return found[0]
-
-
 _FORMS = "name a function as file.py:function or package.module:function"
 
 

@@ -112,8 +112,13 @@ class RangeReader:
                     return
                 ahead = _in_thread(partial(read, used))
                 yield window
-                # Fresh memory costs as much time as reading; objects would stay until they are replaced.
-                used = {name: _whole(values) for name, values in window[0].items() if values.dtype != object}
+                # Fresh memory costs as much time as reading; objects would stay until they are replaced. A window of
+                # fewer rows has a part of the memory of a larger one.
+                used = {
+                    name: values if values.base is None else values.base
+                    for name, values in window[0].items()
+                    if values.dtype != object
+                }
                 del window
         finally:
             # Do not wait: what is read ahead is not needed, and the store may be unreachable.
@@ -167,11 +172,6 @@ def _room(feature: Feature, count: int, used: Array | None) -> Array:
     if used is not None and len(used) >= count:
         return used[:count]
     return np.empty((count, *_shape(feature)), _numpy_dtype(feature))
-
-
-def _whole(values: Array) -> Array:
-    """Return the array that `_room` took these values from, so that its memory never shrinks."""
-    return values if values.base is None else values.base
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.int64]) -> Rows:

@@ -389,20 +389,10 @@ def read_results(model: keras.Model, strategy: Any, returned: ReturnedMetrics | 
     """Read all metrics. For arguments see `take_metrics`."""
     results = Results()
     with strategy.scope():
-        for name, value in _results(model, returned).items():
+        values = dict(flatten_metrics("", model.get_metrics_result()))
+        for name, value in (returned.of(values) if returned else values).items():
             results.add(name, value)
     return results
-
-
-def _results(model: keras.Model, returned: ReturnedMetrics | None) -> dict[str, Any]:
-    values = dict(flatten_metrics("", model.get_metrics_result()))
-    return returned.of(values) if returned else values
-
-
-def _reset(model: keras.Model, returned: ReturnedMetrics | None) -> None:
-    model.reset_metrics()
-    if returned is not None:
-        returned.reset()
 
 
 def take_metrics(model: keras.Model, strategy: Any, returned: ReturnedMetrics | None = None) -> dict[str, float]:
@@ -415,7 +405,9 @@ def take_metrics(model: keras.Model, strategy: Any, returned: ReturnedMetrics | 
     """
     numbers = read_results(model, strategy, returned).numbers
     with strategy.scope():
-        _reset(model, returned)
+        model.reset_metrics()
+        if returned is not None:
+            returned.reset()
     return numbers
 
 
@@ -444,20 +436,20 @@ class RowMetrics:
                 self._function = tf.function(work, jit_compile=False).get_concrete_function()
                 fix_sum_order(self._function, strategy)
             numbers = self._function().numpy()
-        results, begin = Results(), 0
+        results = Results()
         for name, shape in self._shapes.items():
-            end = begin + math.prod(shape)
-            results.add_array(name, numbers[begin:end].reshape(shape))
-            begin = end
+            own, numbers = np.split(numbers, [math.prod(shape)])
+            results.add_array(name, own.reshape(shape))
         return results.numbers
 
     def _numbers_then_reset(self, model: keras.Model) -> Any:
         """All results, one after the other, float64 [n]."""
-        found = {name: tf.convert_to_tensor(value) for name, value in _results(model, None).items()}
+        values = flatten_metrics("", model.get_metrics_result())
+        found = {name: tf.convert_to_tensor(value) for name, value in values}
         self._shapes = {name: tuple(each.shape.as_list()) for name, each in found.items()}
         numbers = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in found.values()], axis=0)
         with tf.control_dependencies([numbers]):
-            _reset(model, None)
+            model.reset_metrics()
         return numbers
 
 

@@ -1,11 +1,8 @@
 """Opens the source that the run file names."""
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
@@ -35,8 +32,6 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
 # Those whose examples `data.pad` and `data.pack` bring to one length.
 _WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"huggingface": huggingface, "table": table}
 
-# What `table` calls the options of the former source `csv`.
-_OPTIONS_OF_CSV = {"label": "y", "features": "x"}
 
 # The `data.options` of each source.
 _OPTIONS: dict[str, type[Options]] = {
@@ -119,17 +114,9 @@ def _require_function_keys_unset(data: DataSpec) -> None:
 
 def _require_known(data: DataSpec) -> None:
     if data.source == "csv":
-        chosen = {_OPTIONS_OF_CSV.get(key, key): value for key, value in data.options.items()} | {"stack": True}
-        table_lines = yaml.safe_dump(
-            {"source": "table", "options": chosen},
-            default_flow_style=True,
-            sort_keys=False,
-            width=math.inf,
-            allow_unicode=True,
-        )
         raise RunFileError(
-            f"data.source: csv is part of table now; write {table_lines.strip()} in its place, with types: "
-            "{column: float64} if x has only columns of integers, which csv read as floats"
+            "data.source: csv is part of table now; write source: table, with y in place of label, x in place of "
+            "features, and stack: true; if x has only columns of integers, types: {column: float64} makes them floats"
         )
     if data.source not in _OPTIONS:
         raise RunFileError(
