@@ -83,7 +83,8 @@ def test_interval_follows_what_came_before() -> None:
 
 def test_picture_has_bars_as_long_as_the_times() -> None:
     seconds = {ORACLE: Seconds(kept=60), BATON: Seconds(kept=30, lost=20, start=10)}
-    measured = Measured(costs=Costs(start=1, commit=1, durable=1), step_seconds=1.0, starts=(1.0,), commits=(1.0,))
+    costs_ = Costs(start=1, commit=1, durable=1)
+    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
     schedule = Schedule(name="<weekly>", up_times=(60.0,))
     scenario = Scenario(schedule=schedule, notice=0.0, seconds=seconds, measured={BATON: measured})
     drawn = ET.fromstring(picture([scenario]))  # noqa: S314 - the test made it

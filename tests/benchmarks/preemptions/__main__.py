@@ -1,6 +1,6 @@
 """Replay losses of machines, and write PREEMPTIONS.md and preemptions.svg.
 
-    python -m tests.benchmarks.preemptions                        about 20 minutes on an idle machine
+    python -m tests.benchmarks.preemptions                        about an hour on an idle machine
     python -m tests.benchmarks.preemptions --up-times week.txt    a schedule of your own: seconds, a line each
     python -m tests.benchmarks.preemptions --trial                every path once, tiny; the figures mean nothing
 
@@ -67,11 +67,11 @@ class Plan:
 WHOLE = Plan(
     large=TRANSFORMER_250MB,
     small=MEDIUM,
-    large_rows=2,
+    large_rows=50,
     small_rows=50,
     interval=12.0,
     short=1.5,
-    rounds=2,
+    rounds=5,
     lives=5,
     mean=25.0,
 )

@@ -16,7 +16,9 @@ BATON = "Baton"
 PEERS = {"Keras BackupAndRestore": "fit, an epoch a commit", "Orbit + CheckpointManager": "Orbit"}
 # No arm reaches it.
 _FAR_STEPS = 1_000_000
-_COMMITS = 3
+_COMMITS = 4
+# Seconds of a step, a start, a commit, and until a commit is durable.
+_Round = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,14 @@ class Measured:
         costs: medians.
         step_seconds: seconds of a step that no commit slows down.
         starts, commits: of each round, in seconds.
+        speeds: of each round, over the arm whose steps are fastest.
     """
 
     costs: Costs
     step_seconds: float
     starts: tuple[float, ...]
     commits: tuple[float, ...]
+    speeds: tuple[float, ...]
 
 
 def arm_of(bench: Bench, name: str, workload: Workload, training: Training) -> Arm:
@@ -43,8 +47,8 @@ def arm_of(bench: Bench, name: str, workload: Workload, training: Training) -> A
 
 
 def training_of(workload_seconds: float, *, step_seconds: float, rows: int) -> Training:
-    """A training without end that commits after about `workload_seconds` of steps."""
-    commit_rows = max(1, round(workload_seconds / step_seconds / rows))
+    """A training without end that commits after about `workload_seconds` of steps, and at most every second row."""
+    commit_rows = max(2, round(workload_seconds / step_seconds / rows))
     commit_steps = commit_rows * rows
     return Training(steps=_FAR_STEPS // commit_steps * commit_steps, rows=rows, commit_steps=commit_steps)
 
@@ -60,7 +64,7 @@ def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rou
         rounds: how often.
     """
     names = [BATON, *(PEERS if bench.peers else ())]
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in names}
+    found: dict[str, list[_Round]] = {name: [] for name in names}
     plain = bench.step_seconds(workload)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -69,18 +73,19 @@ def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rou
             bench.say(
                 f"{workload.name}, {name}: step {step:.3f}, start {start:.1f}, commit {commit:.2f}, {durable:.2f} s"
             )
-    steps = {name: statistics.median(each[0] for each in rounds_) for name, rounds_ in found.items()}
-    return {name: _medians(rounds_, fastest=min(steps.values()), name=name) for name, rounds_ in found.items()}
+    fastest = min(found, key=lambda name: statistics.median(each[0] for each in found[name]))
+    return {name: _medians(rounds_, reference=found[fastest], name=name) for name, rounds_ in found.items()}
 
 
-def _medians(rounds: Sequence[tuple[float, float, float, float]], *, fastest: float, name: str) -> Measured:
+def _medians(rounds: Sequence[_Round], *, reference: Sequence[_Round], name: str) -> Measured:
     step, start, commit, durable = (statistics.median(column) for column in zip(*rounds, strict=True))
     commit = max(commit, 0.0)
+    speeds = tuple(other[0] / own[0] for own, other in zip(rounds, reference, strict=True))
     costs = Costs(
         start=start,
         commit=commit,
         durable=max(durable, commit),
-        speed=min(fastest / step, 1.0),
+        speed=min(statistics.median(speeds), 1.0),
         saves_on_notice=name == BATON,
     )
     return Measured(
@@ -88,26 +93,27 @@ def _medians(rounds: Sequence[tuple[float, float, float, float]], *, fastest: fl
         step_seconds=step,
         starts=tuple(each[1] for each in rounds),
         commits=tuple(each[2] for each in rounds),
+        speeds=speeds,
     )
 
 
 def _one_round(
     bench: Bench, name: str, workload: Workload, *, interval: float, rows: int, step_seconds: float
-) -> tuple[float, float, float, float]:
+) -> _Round:
     """Seconds of a step, a start, a commit, and until a commit is durable.
 
-    A step is the lower quartile between two rows of metrics: a commit that goes on beside the training slows many steps
-    a little. What commits cost is the time that is left, so that both are from one process.
+    A step is from the median time between two rows with no commit at the first of them. What commits cost is the time
+    that all rows took longer, so that both are from one process.
     """
     training = training_of(interval, step_seconds=step_seconds, rows=rows)
     arm = arm_of(bench, name, workload, training)
     # The row after the last commit ends what that commit costs.
     done = arm.run(until_step(_COMMITS * training.commit_steps + rows))
     again = arm.run(lambda trace: bool(trace.rows))
-    times = [done.rows[step] for step in sorted(done.rows)]
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    step = statistics.quantiles(gaps, n=4)[0] / rows
-    commit = (sum(gaps) - len(gaps) * rows * step) / _COMMITS
+    gaps = {first: done.rows[second] - done.rows[first] for first, second in itertools.pairwise(sorted(done.rows))}
+    plain = statistics.median(gap for first, gap in gaps.items() if first % training.commit_steps)
+    step = plain / rows
+    commit = (sum(gaps.values()) - len(gaps) * plain) / _COMMITS
     lags = [at - done.rows[of] for of, at in done.commits.items() if of in done.rows]
     return step, again.first_row - rows * step, commit, statistics.median(lags)
 

@@ -80,7 +80,7 @@ def costs_table(measured: Mapping[str, Measured]) -> str:
             f"{one.costs.start:.1f} ({min(one.starts):.1f} to {max(one.starts):.1f})",
             f"{one.costs.commit:.2f} ({min(one.commits):.2f} to {max(one.commits):.2f})",
             f"{one.costs.durable:.2f}",
-            f"{one.costs.speed:.2f}",
+            f"{one.costs.speed:.3f} ({min(one.speeds):.3f} to {max(one.speeds):.3f})",
         ]
         for name, one in measured.items()
     ]
@@ -186,8 +186,8 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             f"## What was measured: {costs.title}\n",
             costs_table(costs.measured),
             "A start is the time from the process to its first step, with the checkpoint restored and, of Baton, with",
-            "Prefect. What a commit costs is the time that training with commits took longer. Speed is that of a step",
-            "over the fastest arm's.\n",
+            "Prefect. What a commit costs is the time that rows of metrics took longer with commits. Speed is that of",
+            "a step over the fastest arm's in the same round. Medians, with the range over the rounds.\n",
             f"## The same with real processes: {real.title}\n",
             f"{len(real.lives)} machines of {lives} seconds, each ended with SIGKILL, a commit each {real.interval:g}",
             "seconds of all arms, beside a simulation of the same lives from these costs:\n",
