@@ -57,6 +57,7 @@ def _wall_clock(bench: Bench, plan: Plan) -> None:
 def _speed(bench: Bench, plan: Plan) -> None:
     for workload in (plan.small, plan.large):
         speed.speed(bench, workload, seconds=plan.speed_seconds, rounds=plan.rounds)
+    speed.promises(bench, plan.large, seconds=plan.speed_seconds, rounds=plan.rounds)
 
 
 def _starts(bench: Bench, plan: Plan) -> None:

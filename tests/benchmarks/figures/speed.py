@@ -1,13 +1,23 @@
-"""Steps a second without commits: Baton over `fit`, Orbit and a hand-written loop (part b)."""
+"""Steps a second without commits (part b): Baton over `fit`, Orbit and a loop by hand; and what each promise costs."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.process import Arm, Trace, Until, until_step
-from tests.benchmarks.workloads import Workload
+from tests.benchmarks.workloads import Workload, write_run_file
 
 _PEERS = ("plain loop", "fit", "Orbit")
 _MANY = "fit, steps_per_execution"
+# See `measured/promises.py`.
+_PROMISES = {
+    "deterministic kernels": "kernels",
+    "a fixed order of sums": "sums",
+    "a look at each loss": "loss",
+    "the wait for batches": "waiting",
+    "all four": "none",
+}
+_SCRIPT = Path(__file__).resolve().parents[1] / "measured" / "promises.py"
 _SMALL = 0.02  # seconds; steps_per_execution matters below
 
 
@@ -42,6 +52,34 @@ def speed(bench: Bench, workload: Workload, *, seconds: float, rounds: int) -> N
                 ]
                 goal = 1.0 if baton is bench.batons[0] and kind == "Baton without Prefect" else None
                 bench.add(group, f"{ours} over {peer}", ratios, goal=goal, at_least=True)
+
+
+def promises(bench: Bench, workload: Workload, *, seconds: float, rounds: int) -> None:
+    """Measure the steps of one workload without each promise in turn, for `seconds` an arm."""
+    training, baton = bench.training(workload, seconds=seconds), bench.batons[0]
+    bench.say(f"what promises cost: {workload.name}")
+
+    def arm(promise: str) -> Arm:
+        folder = bench.fresh()
+        train = {"train": {"deterministic": False}} if promise in {"kernels", "none"} else {}
+        write_run_file(workload, training, folder, bench.examples(workload), **train)
+        return Arm(
+            name=promise,
+            command=baton.script(_SCRIPT, promise, str(folder / "run.yaml")),
+            folder=folder,
+            environment={**baton.environment(), "PYTHONHASHSEED": "0"},  # else the process starts itself anew
+        )
+
+    last = until_step(training.steps)
+    arms: dict[str, Callable[[], tuple[Arm, Until | None]]] = {
+        promise: lambda promise=promise: (arm(promise), last) for promise in ("all", *_PROMISES.values())
+    }
+    traces = bench.in_turn(arms, rounds=rounds)
+    for words, promise in _PROMISES.items():
+        ratios = [
+            _steady(found["all"]) / _steady(found[promise]) for found in traces if {"all", promise} <= found.keys()
+        ]
+        bench.add(f"What promises cost: {workload.name}", f"a step, over one without {words}", ratios)
 
 
 def _steady(trace: Trace) -> float:
