@@ -340,8 +340,6 @@ class Trainer:
         refusal = compare_with_log(log, base, traced, reference=reference, accept=accept, telemetry=sink)
         if refusal is not None:
             raise refusal
-        # Calling what was traced spares TensorFlow's search for it at each call.
-        self._loop = function
         self.traced = traced.step
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:
