@@ -164,8 +164,7 @@ def _buffer(size: int) -> memoryview:
     """Return memory of this thread; it is used again by the next call."""
     if len(getattr(_BUFFERS, "memory", b"")) < size:
         _BUFFERS.memory = np.empty(size, np.uint8)
-    found: memoryview = _BUFFERS.memory.data[:size]
-    return found
+    return memoryview(_BUFFERS.memory)[:size]
 
 
 def _room(feature: Feature, count: int, used: Array | None) -> Array:

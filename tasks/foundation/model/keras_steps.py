@@ -40,6 +40,11 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
+def is_of_keras(value: object) -> bool:
+    """Whether the class of a layer, a metric or a schedule is Keras's own."""
+    return type(value).__module__.startswith("keras.")
+
+
 def not_converted(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function as `tf.autograph.experimental.do_not_convert` does, and keep its type."""
     marked: Callable[P, R] = tf.autograph.experimental.do_not_convert(function)

@@ -13,7 +13,6 @@ that the step neither updates nor returns are left out; they would stay 0.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import keras
@@ -26,7 +25,14 @@ from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
 from tasks.foundation.messages import listed
-from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides, tracing_hints
+from tasks.foundation.model.keras_steps import (
+    SCALED_LOSSES,
+    called_like_fit,
+    is_of_keras,
+    not_converted,
+    overrides,
+    tracing_hints,
+)
 from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import handle_ids
@@ -420,7 +426,7 @@ class RowMetrics:
 
     def __init__(self, model: keras.Model, strategy: Any, returned: ReturnedMetrics | None, *, hosts: int) -> None:
         """For arguments see `take_metrics`; `hosts` share the strategy."""
-        self._given = (model, strategy, returned)
+        self._model, self._strategy, self._returned = model, strategy, returned
         self._in_graph = hosts == 1 and returned is None and _are_of_keras(model)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._function: Any = None
@@ -428,13 +434,12 @@ class RowMetrics:
     def take(self) -> dict[str, float]:
         """Read all metrics and reset them."""
         if not self._in_graph:
-            return take_metrics(*self._given)
-        model, strategy, _ = self._given
-        with strategy.scope():
+            return take_metrics(self._model, self._strategy, self._returned)
+        with self._strategy.scope():
             if self._function is None:
-                work = not_converted(partial(self._numbers_then_reset, model))
+                work = not_converted(self._numbers_then_reset)
                 self._function = tf.function(work, jit_compile=False).get_concrete_function()
-                fix_sum_order(self._function, strategy)
+                fix_sum_order(self._function, self._strategy)
             numbers = self._function().numpy()
         results = Results()
         for name, shape in self._shapes.items():
@@ -442,22 +447,21 @@ class RowMetrics:
             results.add_array(name, own.reshape(shape))
         return results.numbers
 
-    def _numbers_then_reset(self, model: keras.Model) -> Any:
+    def _numbers_then_reset(self) -> Any:
         """All results, one after the other, float64 [n]."""
-        values = flatten_metrics("", model.get_metrics_result())
+        values = flatten_metrics("", self._model.get_metrics_result())
         found = {name: tf.convert_to_tensor(value) for name, value in values}
         self._shapes = {name: tuple(each.shape.as_list()) for name, each in found.items()}
         numbers = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in found.values()], axis=0)
         with tf.control_dependencies([numbers]):
-            model.reset_metrics()
+            self._model.reset_metrics()
         return numbers
 
 
 def _are_of_keras(model: keras.Model) -> bool:
     """Whether a model has metrics, all of them Keras's own."""
     metrics = [each for outer in model.metrics for each in (outer, *getattr(outer, "metrics", ()))]
-    own = all(type(each).__module__.startswith(_OF_KERAS) for each in metrics)
-    return bool(metrics) and own and not overrides(model, "get_metrics_result")
+    return bool(metrics) and all(map(is_of_keras, metrics)) and not overrides(model, "get_metrics_result")
 
 
 def require_metric(rule: KeepBest | None, results: Results) -> None:
@@ -483,9 +487,6 @@ def _names_of_elements(name: str, shape: tuple[int, ...]) -> str:
     return " to ".join("/".join([name, *map(str, index)]) for index in (first, last))
 
 
-_OF_KERAS = "keras."
-
-
 def learning_rate_of(model: Any) -> float | None:
     """Return the learning rate of a model's optimizer at its current iteration.
 
@@ -502,7 +503,7 @@ def learning_rate_of(model: Any) -> float | None:
     if isinstance(rate, keras.Variable):
         return float(rate.numpy())
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    if optimizer is None or not is_schedule or not type(rate).__module__.startswith(_OF_KERAS):
+    if optimizer is None or not is_schedule or not is_of_keras(rate):
         return None
     return float(rate(optimizer.iterations))
 

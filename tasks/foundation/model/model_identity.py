@@ -42,6 +42,7 @@ from tasks.foundation.messages import masked_values, message
 from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
 from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
 from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
+from tasks.foundation.model.keras_steps import is_of_keras
 from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers, own_values
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.user_code import load_function
@@ -154,7 +155,7 @@ def _of_layers(model: keras.Model, code: UserCode, batch: int) -> Iterator[tuple
         if isinstance(layer, keras.layers.TextVectorization):
             inner[id(layer._lookup_layer)] = path
         of = f"layer `{path}`" if path else "the model"
-        follows = _is_of_keras(layer) or has_finalized_state(layer)
+        follows = is_of_keras(layer) or has_finalized_state(layer)
         for name, value in sorted(vars(layer).items()):
             for inside, content in () if name.startswith(_NOT_KEPT) else _leaves(value, code, _DEPTH):
                 if _is_table(content):
@@ -281,10 +282,6 @@ def _is_array(value: Any) -> bool:
 def _begins_with(value: Any, batch: int) -> bool:
     """Whether a tensor has a value for each example of the batch that the model was built with."""
     return isinstance(value, tf.Tensor) and len(value.shape) > 0 and value.shape[0] == batch
-
-
-def _is_of_keras(layer: keras.Layer) -> bool:
-    return type(layer).__module__.partition(".")[0] == "keras"
 
 
 def _overrides(layer: keras.Layer, method: str) -> bool:

@@ -58,7 +58,7 @@ def require_source(data: DataSpec, code_folder: Path) -> None:
         RunFileError: the source is unknown, or an option cannot be used.
         SourceError: the file or folder does not exist.
     """
-    _require_known(data)
+    _require_known(data.source)
     _require_function_keys_unset(data)
     chosen = parse_options(_OPTIONS[data.source], data.options, source=data.source)
     path = getattr(chosen, "path", None)
@@ -89,7 +89,7 @@ def open_source(
     """
     if ":" in data.source:
         return function(data, code_folder, seed=seed, accepted=accepted, note=note)
-    _require_known(data)
+    _require_known(data.source)
     _require_function_keys_unset(data)
     if data.source in _WITH_SEQUENCES:
         has_sequences = data.pad is not None or data.pack is not None
@@ -112,14 +112,14 @@ def _require_function_keys_unset(data: DataSpec) -> None:
             )
 
 
-def _require_known(data: DataSpec) -> None:
-    if data.source == "csv":
+def _require_known(name: str) -> None:
+    if name == "csv":
         raise RunFileError(
             "data.source: csv is part of table now; write source: table, with y in place of label, x in place of "
             "features, and stack: true; if x has only columns of integers, types: {column: float64} makes them floats"
         )
-    if data.source not in _OPTIONS:
+    if name not in _OPTIONS:
         raise RunFileError(
-            f"data.source: {data.source!r} is not a built-in source; {suggestion(data.source, _OPTIONS)}; "
+            f"data.source: {name!r} is not a built-in source; {suggestion(name, _OPTIONS)}; "
             "or name your own function, such as data.py:load"
         )

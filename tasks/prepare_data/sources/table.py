@@ -130,7 +130,6 @@ class _Plan:
     form: Form
     csv: CsvForm
     schema: Any  # of the first file
-    floats: str
     types: Mapping[str, ColumnType]  # of each column that is read
     features: tuple[Feature, ...] = ()  # in the order of the flattened example
     sequences: frozenset[str] = frozenset()  # the features that are lists of any length
@@ -196,19 +195,19 @@ def table_source(
         RunFileError: an option cannot be used, or names a missing column.
         SourceError: a file is damaged, or a column has a type that no array can be made of.
     """
-    form, floats = _form(files), floatx()
+    form = _form(files)
     for key, value in (("delimiter", chosen.delimiter), ("types", chosen.types)):
         if value and form != "csv":
             raise RunFileError(f"data.options.{key}: {value!r}: is for CSV, and {files[0]} is not; remove it")
     with reading_schema(files[0], form, _csv_form(chosen)) as schema:
-        plan = _plan(files, chosen, form=form, schema=schema, known=known or {}, sequences=sequences, floats=floats)
+        plan = _plan(files, chosen, form=form, schema=schema, known=known or {}, sequences=sequences)
     is_copied = chosen.copy_ or sequences or plan.form == "csv"
     found = fingerprint(files) if is_copied else fingerprint_by_stamps(files)
-    has_floats = any(each.dtype == plan.floats for each in plan.features)
+    has_floats = any(each.dtype == floatx() for each in plan.features)
     classes = [list(each.vocabulary) for each in plan.features if each.name == "y" and each.vocabulary]
     return Source(
         content=found.content,
-        settings=chosen.model_dump(exclude={"path"}) | ({FLOATX: plan.floats} if has_floats else {}),
+        settings=chosen.model_dump(exclude={"path"}) | ({FLOATX: floatx()} if has_floats else {}),
         origin={**found.origin, **({CLASSES: json.dumps(classes[0])} if classes else {}), **(origin or {})},
         length=None,
         read=lambda: require_unchanged(files, found, _rows(files, plan)),
@@ -228,7 +227,6 @@ def _plan(
     schema: Any,
     known: Mapping[str, KnownColumn],
     sequences: bool,
-    floats: str,
 ) -> _Plan:
     """Return what is read, as the first file's schema says; call it within `reading_schema`."""
     partitions = _partition_types(files)
@@ -249,10 +247,10 @@ def _plan(
                 partitions[column]
                 if field is None
                 else column_type(
-                    field, where=files[0], floats=floats, known=of_column, image=image, sequences=sequences
+                    field, where=files[0], floats=floatx(), known=of_column, image=image, sequences=sequences
                 )
             )
-    plan = _Plan(form=form, csv=_csv_form(chosen), types=types, schema=schema, chosen=chosen, floats=floats)
+    plan = _Plan(form=form, csv=_csv_form(chosen), types=types, schema=schema, chosen=chosen)
     for option in ("vocabulary", "shapes"):
         for column in getattr(chosen, option):
             if column not in types:
@@ -352,7 +350,7 @@ def _feature(name: str, columns: str | list[str], plan: _Plan, files: Sequence[S
     types = {column: plan.types[column] for column in _listed(columns)}
     first = next(iter(types))
     if isinstance(columns, list):
-        kind, vocabulary = stacked_type(types, key=_key(name), floats=plan.floats), []
+        kind, vocabulary = stacked_type(types, key=_key(name), floats=floatx()), []
     else:
         kind, vocabulary = types[columns], plan.chosen.vocabulary.get(columns, [])
         if kind.is_dictionary and not vocabulary:
@@ -364,7 +362,7 @@ def _feature(name: str, columns: str | list[str], plan: _Plan, files: Sequence[S
     if name == "sample_weight":
         if kind.encoding != "array" or kind.shape or kind.is_sequence:
             raise RunFileError(f"data.options.weight: {columns!r} is {kind}; weights are one number for each example")
-        kind = replace(kind, dtype=plan.floats)
+        kind = replace(kind, dtype=floatx())
     fills = {column: _fill_of(column, plan.chosen.fill, kind, vocabulary) for column in types}
     if len(set(fills.values())) > 1:
         raise RunFileError(

@@ -1,9 +1,9 @@
 """Steps a second without commits (part b): Baton over `fit`, Orbit and a loop by hand; and what each promise costs."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.benchmarks.bench import Bench
+from tests.benchmarks.figures.others import measured
 from tests.benchmarks.process import Arm, Trace, Until, until_step
 from tests.benchmarks.workloads import Workload, write_run_file
 
@@ -17,7 +17,6 @@ _PROMISES = {
     "the wait for batches": "waiting",
     "all four": "none",
 }
-_SCRIPT = Path(__file__).resolve().parents[1] / "measured" / "promises.py"
 _SMALL = 0.02  # seconds; steps_per_execution matters below
 
 
@@ -63,12 +62,7 @@ def promises(bench: Bench, workload: Workload, *, seconds: float, rounds: int) -
         folder = bench.fresh()
         train = {"train": {"deterministic": False}} if promise in {"kernels", "none"} else {}
         write_run_file(workload, training, folder, bench.examples(workload), **train)
-        return Arm(
-            name=promise,
-            command=baton.script(_SCRIPT, promise, str(folder / "run.yaml")),
-            folder=folder,
-            environment={**baton.environment(), "PYTHONHASHSEED": "0"},  # else the process starts itself anew
-        )
+        return measured(bench, baton, "promises", promise, str(folder / "run.yaml"), folder=folder)
 
     last = until_step(training.steps)
     arms: dict[str, Callable[[], tuple[Arm, Until | None]]] = {

@@ -75,6 +75,15 @@ def test_results_are_those_of_fit(make: Callable[[], Any], names: dict[str, Any]
     assert repr(rows.take()) == repr(take_metrics(model, tf.distribute.get_strategy()))
 
 
+def test_a_metric_that_keeps_state_in_python_is_read_for_each_row() -> None:
+    own = Returns(1.0)
+    model, _ = fitted(own)
+    rows = RowMetrics(model, tf.distribute.get_strategy(), None, hosts=1)
+    assert rows.take()["own"] == 1
+    own.value = 2.0
+    assert rows.take()["own"] == 2
+
+
 @pytest.mark.parametrize(
     ("value", "what"),
     [(None, "None"), ("high", "a str"), (b"1.5", "a bytes"), (np.zeros(65), "65 numbers"), (np.zeros(0), "0 numbers")],
