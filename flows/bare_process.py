@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -19,8 +18,7 @@ from typing import IO, Literal
 
 from pydantic import Field
 
-import flows
-from flows.process import ChildSettings, start_child
+from flows.process import ChildSettings, start_module
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, BatonError, RunLogError
@@ -67,13 +65,11 @@ def start_bare_process(
             it leads a process group, so that an interrupt of the terminal does not reach it.
     """
     report.unlink(missing_ok=True)
-    # A flows.py or tasks.py in the working folder must not hide Baton's packages.
-    command = [sys.executable, "-P", "-m", "flows.without_prefect", *words, "--report", os.fspath(report)]
-    path = os.pathsep.join(filter(None, [str(Path(flows.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, **(environment or {}), "PYTHONPATH": path}
-    settings: ChildSettings = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr, "env": env}
+    settings: ChildSettings = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     settings |= {"start_new_session": True} if own_session else {"process_group": 0}
-    return start_child(command, **settings)
+    return start_module(
+        "flows.without_prefect", [*words, "--report", os.fspath(report)], environment=environment, **settings
+    )
 
 
 class _Recorder:

@@ -369,6 +369,30 @@ def start_child(command: Sequence[str], **settings: Unpack[ChildSettings]) -> "s
     return started.result()
 
 
+def start_module(
+    module: str,
+    words: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    **settings: Unpack[ChildSettings],
+) -> "subprocess.Popen[bytes]":
+    """Start `python -m MODULE WORDS...` of Baton as `start_child` does.
+
+    Args:
+        module: of `flows`.
+        words: its arguments.
+        environment: more environment variables.
+        settings: keyword arguments of `Popen`.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    # A flows.py or tasks.py in the working folder must not hide Baton's packages.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    settings["env"] = {**os.environ, **(environment or {}), "PYTHONPATH": path}
+    return start_child([sys.executable, "-P", "-m", module, *words], **settings)
+
+
 def _starter_queue() -> "queue.SimpleQueue[_Start]":
     with _LOCK:
         found = _STARTERS.get(os.getpid())

@@ -190,7 +190,7 @@ IMPORTS = imports_below("flows", "tasks")
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
 MOST_MODULES = 234
-MOST_LINES = 65_784
+MOST_LINES = 65_867
 
 
 def test_the_house_does_not_grow() -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from flows.admit import Admitted, admit, require_lasting_storage
+from flows.admit import Admitted, admit, require_lasting_storage, require_still_idle
 from flows.agreed import refusals_told
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, commands_to_paste, say_json
@@ -21,7 +21,7 @@ from flows.opened_run import Goal, Run, override_to_continue
 from flows.process import Terminated, has_temporary_home, stop_reason
 from flows.process_start import fast_imports
 from flows.result import RelayResult, leaves_time, result_of_interrupted
-from flows.runner import InProcess, import_stages, read_tip_ahead
+from flows.runner import InProcess, Runner, import_stages, read_tip_ahead
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.contracts.run_file import load_run_file
@@ -29,7 +29,7 @@ from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.messages import masked, shown
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Note, warnings_as_notes
+from tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
 from tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
 
 _TEMPORARY_RECORDS = (
@@ -81,12 +81,13 @@ def run(
         admitted: Admitted | RelayResult | None = None
         with suppress(KeyboardInterrupt):
             admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)
-        result = _train(admitted, parameters, console) if isinstance(admitted, Admitted) else admitted
+        of = overrides or []
+        result = _train(admitted, parameters, of, console) if isinstance(admitted, Admitted) else admitted
         console.stop()
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
         else:
-            words, newest = (os.fspath(file), overrides or []), opened.log.newest_seen() or opened.require_newest()
+            words, newest = (os.fspath(file), of), opened.log.newest_seen() or opened.require_newest()
             print_summary(
                 console,
                 RunFacts.of(opened, newest),
@@ -100,39 +101,55 @@ def run(
     return RESUMABLE if result is None or result.stopped else 0
 
 
-def _train(admitted: Admitted, parameters: Mapping[str, object], console: Console) -> RelayResult | None:
-    """Train beside the flow run that Prefect records. Its embedded server starts while TensorFlow is imported.
+def _train(
+    admitted: Admitted, parameters: Mapping[str, object], overrides: Sequence[str], console: Console
+) -> RelayResult | None:
+    """Train in this process, while another one records it in Prefect; with stages in other processes, in a flow run.
 
     Of several hosts only the chief has a flow run, the one of the run; the others do without Prefect.
 
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
+    from flows.with_prefect.recorder import Recorder
     from flows.with_prefect.server import PrefectStart, set_quiet_defaults
-    from flows.with_prefect.train_beside import flow_run_of_command, train_beside
+    from flows.with_prefect.task_runs import RecordedStages
 
-    run, reached = admitted.run, list[RelayResult]()
+    run = admitted.run
     try:
         set_quiet_defaults()
-        start = PrefectStart() if is_chief(run.spec.accelerator, os.environ) else None
-        read_tip_ahead(run.spec, run.home, admitted.head)
-        starting = "TensorFlow" if start is None else "Prefect and TensorFlow"
+        is_recorded = is_chief(run.spec.accelerator, os.environ)
+        starting = "Prefect and TensorFlow" if is_recorded else "TensorFlow"
         console.emit(Note(text=f"starting {starting}; the home is {run.home.uri}"))
-        if start is not None and has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
+        if is_recorded and has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
             console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
-        with fast_imports():
-            import_stages(run.spec)
-        if start is None:
+        read_tip_ahead(run.spec, run.home, admitted.head)
+        if run.spec.stages.remote():
+            start = PrefectStart()
+            with fast_imports():
+                import_stages(run.spec)
+            start.connect()
+            from flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
+
+            return train_in_flow_run(admitted, parameters, console=console)
+        with ExitStack() as stack:
+            sinks: Sink = console
+            runner: Runner = InProcess()
+            recorder = Recorder(admitted, parameters, overrides, notes=console) if is_recorded else None
+            if recorder is not None:
+                sinks, runner = Several((console, stack.enter_context(recorder))), RecordedStages(recorder)
+            with fast_imports():
+                import_stages(run.spec)
             from flows.relay import relay  # imports what only a training process needs
 
-            return relay(admitted, InProcess(), telemetry=console, whole_process=True)
-        with flow_run_of_command(admitted, parameters, connect=start.connect, notes=console) as flow_run:
-            train_beside(admitted, flow_run, console=console, on_result=reached.append)
+            require_still_idle(admitted, telemetry=sinks)
+            result = relay(admitted, runner, telemetry=sinks, whole_process=True)
+            if recorder is not None:
+                recorder.reached(result)
     except (Terminated, KeyboardInterrupt) as fault:
-        # Prefect has already recorded the flow run as crashed.
         reason = stop_reason(fault)
         return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=console)
-    return reached[-1]
+    return result
 
 
 def print_summary(

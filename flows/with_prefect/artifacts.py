@@ -320,6 +320,17 @@ class FlowRunCancelled(Terminated):
     """The flow run was cancelled, so this process has stopped itself as by SIGTERM."""
 
 
+def is_stoppable() -> bool:
+    """Whether a SIGTERM ends this process in order: without a handler it would end before it commits."""
+    return PROCESS_STOP.last_stop is None and callable(signal.getsignal(signal.SIGTERM))
+
+
+def stop_as_cancelled(notes: Sink) -> None:
+    """Stop this process as a SIGTERM of its worker would, because its flow run was cancelled."""
+    notes.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 class ArtifactPublisher:
     """A `Sink` that keeps the artifacts of a flow run up to date; outside a flow run it does nothing.
 
@@ -334,7 +345,7 @@ class ArtifactPublisher:
         only_progress: bool = False,
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
         store: PrefectArtifacts | None = None,
-        context: Callable[[], contextvars.Context] | None = None,
+        on_cancelled: Callable[[], None] | None = None,
         request_seconds: float = _REQUEST_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -345,7 +356,7 @@ class ArtifactPublisher:
             only_progress: for a stage's flow run, whose parent shows the other artifacts.
             notes: receives one warning if Prefect's API does not accept artifacts.
             store: stores the artifacts; None: Prefect's API, for the flow run of the context.
-            context: waits for the context of the flow run; None: the current one.
+            on_cancelled: called after a commit if the flow run was cancelled; None: this process stops.
             request_seconds: limit of one request, and of the last update.
             clock: monotonic time in seconds.
         """
@@ -353,7 +364,7 @@ class ArtifactPublisher:
         self._log = run.log
         self._notes = notes
         self._store = store
-        self._context = context
+        self._on_cancelled = self._stop if on_cancelled is None else on_cancelled
         self._request_seconds = request_seconds
         self._clock = clock
         self._changed = threading.Condition()
@@ -371,15 +382,12 @@ class ArtifactPublisher:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        context = self._context
-        if context is None:
-            self._open_store()
-            # The copied context holds Prefect's settings.
-            context = contextvars.copy_context().copy
-        if self._store is not None or self._context is not None:
+        self._open_store()
+        if self._store is not None:
             self._mark("progress", "commits")  # the state of a continued run
-            # A daemon thread, so that it never delays the exit.
-            self._thread = threading.Thread(target=self._run, args=(context,), name="baton-artifacts", daemon=True)
+            # The copied context holds Prefect's settings. A daemon thread, so that it never delays the exit.
+            work = contextvars.copy_context().run
+            self._thread = threading.Thread(target=work, args=(self._work,), name="baton-artifacts", daemon=True)
             self._thread.start()
         return self
 
@@ -424,22 +432,11 @@ class ArtifactPublisher:
             self._closing = True
             self._mark(*(name for name in _PARTS if name != "curves" or self._draws_curves))
             self._changed.notify()
-        if self._thread is not None and self._store is not None:  # a flow run that has not begun has nothing to show
+        if self._thread is not None:
             self._thread.join(self._request_seconds)
 
-    def _run(self, context: Callable[[], contextvars.Context]) -> None:
-        """The thread: waits for the flow run, then writes its artifacts."""
-        try:
-            found = context()
-        except BaseException as fault:  # the flow run never begins, which the command reports
-            _LOGGER.debug("no artifacts, because there is no flow run", exc_info=fault)
-            return
-        found.run(self._open_store)
-        if self._store is not None:
-            found.run(self._work)
-
     def _open_store(self) -> None:
-        from prefect.context import FlowRunContext  # in the thread, if there is one: a start does not wait for it
+        from prefect.context import FlowRunContext
 
         flow_run = FlowRunContext.get()
         if self._store is None and flow_run is not None and flow_run.flow_run is not None:
@@ -480,17 +477,14 @@ class ArtifactPublisher:
             if step is not None:
                 self._store.emit_commit(step)
                 if self._store.is_cancelled():
-                    self._stop()
+                    self._on_cancelled()
 
     def _stop(self) -> None:
-        """Stop this process as a SIGTERM of its worker would, unless it is stopping."""
         with self._changed:
-            # Without a handler, the signal would end the process before it commits.
-            if self._closing or PROCESS_STOP.last_stop is not None or not callable(signal.getsignal(signal.SIGTERM)):
+            if self._closing or not is_stoppable():
                 return
             self._cancelled = True
-        self._notes.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_as_cancelled(self._notes)
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""

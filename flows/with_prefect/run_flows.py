@@ -9,9 +9,10 @@ audit` does, and fails if a bit differs: it finds what no checksum sees. verify 
 This file is not called flows.py: Prefect loads it by its path, with its folder first in Python's search path.
 """
 
+import functools
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prefect import flow, tags
@@ -20,7 +21,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from flows.admit import Admitted, admit
+from flows.admit import Admitted, admit, require_still_idle
 from flows.agreed import refusals_told
 from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from flows.opened_run import Goal, Run, open_run, require_address, run_of_deployment, write_run_file
@@ -32,9 +33,20 @@ from flows.runner import StageStopped
 from flows.verification import Findings, verify_home
 from flows.with_prefect.artifacts import FlowRunCancelled
 from flows.with_prefect.internals import worker_shield
-from flows.with_prefect.record import PrefectRunLogger, cancelled, failed, recorded_relay, tag_flow_run, tags_of
+from flows.with_prefect.record import (
+    MACHINE_GOES,
+    End,
+    PrefectRunLogger,
+    cancelled,
+    failed,
+    final_state,
+    recorded_relay,
+    tag_flow_run,
+    tags_of,
+    target_name,
+)
 from flows.with_prefect.remote_stage import runner_for
-from flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
+from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage, prefect_responds
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.home_files import AuditReceipt
 from tasks.foundation.contracts.identity import accepted_keys
@@ -46,15 +58,11 @@ from tasks.foundation.log.receipts import store_receipt
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.tpu import announce_tpu
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Sink, warnings_as_notes
-from tasks.foundation.telemetry.formatting import metric_words, step_words
+from tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
 
 quiet_tensorflow()
 mask_library_output()
 announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
-
-# Exit reasons that the metadata server causes.
-MACHINE_GOES = frozenset({"preempted", "maintenance"})
 
 
 class MachineIsGoing(TerminationSignal):
@@ -67,12 +75,6 @@ class MachineIsGoing(TerminationSignal):
     def __init__(self, reason: str) -> None:
         super().__init__(signal=signal.SIGTERM)
         self.reason = reason
-
-
-def target_name(spec: RunSpec, until_step: int | None) -> str:
-    """Name of a flow run that trains: the run and its target, as `digits-cnn → 2000`."""
-    target = until_step or spec.train.known_target
-    return f"{spec.run} → {f'epoch {spec.train.epochs:g}' if target is None else target}"
 
 
 def train_run_name() -> str:
@@ -150,28 +152,45 @@ def train_run(
     if not prefect_responds():
         # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
         logger.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
+    if result.exit_reason in MACHINE_GOES:
+        raise MachineIsGoing(result.exit_reason)
     return final_state(result, run.spec)
 
 
-def final_state(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
-    """The flow run's last state, whose message says where the run stands.
+def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, console: Sink) -> RelayResult:
+    """Train a run that the command has opened and admitted, within a flow run, whose children its stages are.
+
+    Signals stop it as they stop any command, and an error ends the command as it ends the flow run.
+
+    Args:
+        admitted: the run; some of its stages run in other processes.
+        parameters: those of `train_run`, which are shown on Prefect's page and not read again.
+        console: receives every event, besides Prefect.
 
     Raises:
-        MachineIsGoing: the machine is about to go.
+        BaseException: what ended the training.
     """
-    if result.exit_reason in MACHINE_GOES:
-        raise MachineIsGoing(result.exit_reason)
-    prefix = "validation_"
-    evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
-    words = metric_words(evaluated or result.metrics, between=", ")
-    where = f"{spec.run} is at {step_words(result.step, result.target, result.epoch)}"
-    if words:
-        where += f", {'validation' if evaluated else 'training'} {words}"
-    if result.stopped:
-        why = result.exit_reason.replace("_", " ")
-        return Completed(name="Stopped", message=f"{why}: {where}, with work left to do", data=result)
-    why = {"nothing_to_do": "nothing to do: ", "finished_early": "ended early: "}.get(result.exit_reason, "")
-    return Completed(message=f"{why}{where}", data=result)
+    spec, reached, ended_by = admitted.run.spec, list[RelayResult](), list[BaseException]()
+    of_command = signal.getsignal(signal.SIGTERM)
+
+    @functools.wraps(train_run.fn)
+    def work(*_args: object, **_parameters: object) -> State[object]:
+        signal.signal(signal.SIGTERM, of_command)  # in place of Prefect's
+        sinks = Several((console, PrefectRunLogger(logger_of_stage)))
+        try:
+            require_still_idle(admitted, telemetry=sinks)
+            reached.append(recorded_relay(admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True))
+        except BaseException as fault:  # noqa: BLE001 - raised below
+            ended_by.append(fault)
+            return End.of(fault).state(spec)
+        return End.of_result(reached[-1]).state(spec)
+
+    recorded = flow(name=train_run.name, flow_run_name=target_name(spec, admitted.goal.until_step))(work)
+    with tags(*tags_of(spec)):  # a flow run gets its tags when it is created
+        recorded(**parameters, return_state=True)
+    for fault in ended_by:
+        raise fault
+    return reached[-1]
 
 
 @flow(name="evaluate-best", flow_run_name=run_name, validate_parameters=True)
@@ -218,9 +237,10 @@ def evaluate_best(
 
 def _evaluate(run: Run, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Evaluate through the stages, in this process or as deployments."""
-    with PrefectTasks() as tasks:
+    with PrefectTasks(telemetry) as tasks:
         # No attempt: this is not a part of training.
-        return run_stages(run, chosen, runner_for(run.spec, tasks, attempt=None, telemetry=telemetry), telemetry)
+        runner = runner_for(run.spec, RecordedStages(tasks), attempt=None, telemetry=telemetry)
+        return run_stages(run, chosen, runner, telemetry)
 
 
 def evaluated(result: FreshEvaluation) -> State[FreshEvaluation]:

@@ -22,7 +22,7 @@ from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher
 from flows.with_prefect.internals import worker_shield
 from flows.with_prefect.record import PrefectRunLogger, failed
-from flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
+from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage
 from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.attempt import utc_time
@@ -268,7 +268,7 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             head = log.head()
             if head is not None and context.attempt is not None:
                 ledger.open(home, head, within=context.attempt)
-            runner = stack.enter_context(PrefectTasks())
+            runner = RecordedStages(stack.enter_context(PrefectTasks(telemetry)))
             process = StageProcess(
                 spec=call.spec, context=context, place=place, runner=runner, ledger=ledger,
                 watch=watch, flow_run=str(flow_run.id),

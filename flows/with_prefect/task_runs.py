@@ -1,25 +1,28 @@
 """Stages of this process, recorded as Prefect task runs beside the work.
 
-Each stage runs at once, in the thread that calls it. Another thread tells Prefect: the task run begins when Prefect
-answers, waits for the stage, and ends as the stage ended. So a server that is slow or gone delays no stage and fails
-none. Prefect records what a run does; the run does not depend on it.
+`RecordedStages` runs each stage at once, in the thread that calls it, and says when it begins and how it ends. Who
+records that is a `StageRecords`: in a flow run, `PrefectTasks`; in a command, its `Recorder` (`recorder.py`), whose
+process has the `PrefectTasks`. A thread tells Prefect: the task run begins when Prefect answers, waits for the stage,
+and ends as the stage ended. So a server that is slow or gone delays no stage and fails none. Prefect records what a run
+does; the run does not depend on it.
 
 The task engine asks the API before a task begins, for the concurrency limits of its tags. A limit does not hold a stage
 back either: a commit that waits for the slot of the training that it runs beside would never end.
 
-Prefect is imported in the threads that tell it, when there is a flow run: a start does not wait for the import.
+Prefect is imported at the first use: a command, which has its `Recorder`, never does.
 """
 
 import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeVar
 from uuid import UUID
 
 from flows.process import is_clean_stop
@@ -56,13 +59,19 @@ _HANDED_OVER_BY: Final = {
     "evaluate": ("init-or-restore", "train-segment"),
 }
 
-# The task run of the stage that runs in this thread.
-_RECORD: ContextVar["_Record | None"] = ContextVar("record", default=None)
+# The record of the stage that runs in this thread.
+_STAGE: ContextVar["StageRecord | None"] = ContextVar("stage", default=None)
+_NUMBERS: Final = count()  # of the records of this process
+
+
+def stage_of_thread() -> "StageRecord | None":
+    """The record of the stage that runs in this thread; None outside a stage."""
+    return _STAGE.get()
 
 
 def logger_of_stage() -> Log | None:
     """The logger of the task run of this thread's stage; None outside a stage, or before the task run has begun."""
-    record = _RECORD.get()
+    record = _STAGE.get()
     return None if record is None else record.logger
 
 
@@ -107,12 +116,20 @@ class PrefectStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class StageEnd:
     """How a stage ended, in the words of Prefect's states."""
 
     kind: Literal["Completed", "Failed", "Crashed"] = "Completed"
     message: str | None = None
     name: str | None = None  # None: that of the kind
+
+    @classmethod
+    def of(cls, fault: BaseException) -> "StageEnd":
+        """The end of a stage that raised `fault`."""
+        if is_clean_stop(fault):
+            return cls(name="Stopped")
+        words = masked(f"{type(fault).__name__}: {fault}".strip(": "))
+        return cls("Failed" if isinstance(fault, Exception) else "Crashed", words)
 
     def state(self) -> "State[None]":
         """The last state of the task run."""
@@ -123,13 +140,13 @@ class _End:
 
 
 @dataclass(slots=True, eq=False)
-class _Record:
-    """One stage's task run.
+class StageRecord:
+    """One stage as it is recorded.
 
     Attributes:
         label: the stage's name in Prefect.
         name: the task run's name.
-        telemetry: receives a warning if it cannot be recorded.
+        number: of the stage within its process.
         asked_at: the clock when the stage began.
         predecessor: the stage that handed the run over; None: it is the first.
         begun: the task run has begun, or never will. Task runs begin in the order of their stages.
@@ -141,14 +158,23 @@ class _Record:
 
     label: str
     name: str
-    telemetry: Sink
-    asked_at: float
-    predecessor: "_Record | None" = None
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    asked_at: float = 0.0
+    predecessor: "StageRecord | None" = None
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    end: _End = _End()
+    end: StageEnd = StageEnd()
     logger: Log | None = None
     task_run_id: UUID | None = None
+
+    @contextmanager
+    def of_thread(self) -> Iterator[None]:
+        """Inside, this is the stage of the thread: events are logged in its task run."""
+        token = _STAGE.set(self)
+        try:
+            yield
+        finally:
+            _STAGE.reset(token)
 
     def wait_for_stage(self) -> "State[None]":
         """The body of the task: ends when the stage has ended, in the stage's state."""
@@ -176,34 +202,60 @@ class _Record:
         return [Completed(data=before.name, state_details=StateDetails(task_run_id=before.task_run_id))]
 
 
-class PrefectTasks:
-    """Runs every stage in this process, in the thread that calls, and records it as a Prefect task run.
+class StageRecords(Protocol):
+    """Records stages; must not raise, and must not make a stage wait."""
 
-    Use it as a context manager: on exit it waits a moment for the last task runs to be recorded. May be called in
+    def begin(self, record: StageRecord) -> None:
+        """A stage begins."""
+
+    def end(self, record: StageRecord) -> None:
+        """It has ended, as its `end` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStages:
+    """Runs every stage in this process, in the thread that calls, and has it recorded."""
+
+    records: StageRecords
+    remote: frozenset[str] = frozenset()
+
+    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
+        """Run the stage once; returns what it returns and raises what it raises, whatever Prefect does."""
+        work = stage.load()
+        # On a disk, a checkpoint goes to no bucket.
+        label = stage.label if place.home.uri.startswith("gs://") else stage.label.removesuffix("-to-gcs")
+        record = StageRecord(label, f"{label} {stage.subject(call)}")
+        self.records.begin(record)
+        try:
+            with record.of_thread():
+                return work(call, place)
+        except BaseException as fault:
+            record.end = StageEnd.of(fault)
+            raise
+        finally:
+            self.records.end(record)
+
+
+class PrefectTasks:
+    """Records stages as task runs of the current flow run.
+
+    Use it as a context manager: on exit it waits a moment for the last task runs to be recorded. Stages may begin in
     several threads, each with a copy of the flow run's context.
     """
 
-    remote: frozenset[str] = frozenset()
-
-    def __init__(
-        self,
-        status: PrefectStatus | None = None,
-        *,
-        context: Callable[[], contextvars.Context] | None = None,
-    ) -> None:
+    def __init__(self, telemetry: Sink, status: PrefectStatus | None = None) -> None:
         """Make no request yet.
 
         Args:
-            status: reports if Prefect is absent; None: a new one.
-            context: waits for the context of the flow run; None: the flow run of the thread that calls a stage.
+            telemetry: receives a warning if Prefect does not record stages.
+            status: whether it does; None: a new one.
         """
-        self._context = context
+        self._telemetry = telemetry
         self._status = PrefectStatus() if status is None else status
         self._lock = threading.Lock()
-        self._threads: dict[threading.Thread, _Record] = {}
-        self._last: _Record | None = None
-        self._stages: list[_Record] = []  # the newest of each stage, in the order of their beginnings
-        self._flow_run_began = False
+        self._threads: dict[threading.Thread, StageRecord] = {}
+        self._last: StageRecord | None = None
+        self._stages: list[StageRecord] = []  # the newest of each stage, in the order of their beginnings
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -212,31 +264,7 @@ class PrefectTasks:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
-        stopped = fault is not None and not isinstance(fault, Exception)
-        if stopped and not self._flow_run_began:
-            self._closed = True  # a server that is not up yet delays no stop
-        else:
-            self.close()
-
-    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
-        """Run the stage once; returns what it returns and raises what it raises, whatever Prefect does."""
-        work = stage.load()
-        # On a disk, a checkpoint goes to no bucket.
-        label = stage.label if place.home.uri.startswith("gs://") else stage.label.removesuffix("-to-gcs")
-        record = self._begin(label, f"{label} {stage.subject(call)}", place.telemetry)
-        token = _RECORD.set(record)
-        try:
-            return work(call, place)
-        except Exception as fault:
-            record.end = _End("Failed", _words(fault))
-            raise
-        except BaseException as fault:
-            record.end = _End(name="Stopped") if is_clean_stop(fault) else _End("Crashed", _words(fault))
-            raise
-        finally:
-            _RECORD.reset(token)
-            record.ended.set()
-            self._report_slowness(record)
+        self.close()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Wait until the task runs of all ended stages are recorded, at most this long.
@@ -248,30 +276,34 @@ class PrefectTasks:
             ended = {thread: record for thread, record in self._threads.items() if record.ended.is_set()}
         for thread in ended:
             thread.join(max(until - time.monotonic(), 0.0))
-        unrecorded = [record for thread, record in ended.items() if thread.is_alive()]
-        # Before the flow run has begun, its thread may still import Prefect, and no other thread may do so at the time.
-        if unrecorded and self._flow_run_began and not self._status.reported_absent and not self._status.responds():
-            self._status.absent(unrecorded[0].telemetry)
+        is_unrecorded = any(thread.is_alive() for thread in ended)
+        if is_unrecorded and not self._status.reported_absent and not self._status.responds():
+            self._status.absent(self._telemetry)
         self._closed = True
 
-    def _begin(self, label: str, name: str, telemetry: Sink) -> _Record:
+    def begin(self, record: StageRecord) -> None:
         """Begin to record a stage, without waiting."""
-        record = _Record(label, name, telemetry, self._status.clock())
+        record.asked_at = self._status.clock()
         with self._lock:
             waiting = [each for each in self._threads.values() if not each.begun.is_set()]
-            record.predecessor = self._newest(_HANDED_OVER_BY.get(label, ()))
+            record.predecessor = self._newest(_HANDED_OVER_BY.get(record.label, ()))
             if len(waiting) < _MOST_WAITING:
                 here = contextvars.copy_context()  # the flow run, its tags and its client
-                work = (record, self._last, here.copy if self._context is None else self._context)
-                thread = threading.Thread(target=self._record, args=work, name=f"baton-{label}", daemon=True)
+                thread = threading.Thread(
+                    target=here.run, args=(self._record, record, self._last), name=f"baton-{record.label}", daemon=True
+                )
                 self._threads[thread] = self._last = record
-                self._stages = [*(each for each in self._stages if each.label != label), record]
+                self._stages = [*(each for each in self._stages if each.label != record.label), record]
                 thread.start()
         if waiting:
             self._report_slowness(waiting[0])
-        return record
 
-    def _record(self, record: _Record, before: _Record | None, context: Callable[[], contextvars.Context]) -> None:
+    def end(self, record: StageRecord) -> None:
+        """Let the task run end as its stage ended."""
+        record.ended.set()
+        self._report_slowness(record)
+
+    def _record(self, record: StageRecord, before: StageRecord | None) -> None:
         """Run the task of a stage, in a thread of its own, after the one before has begun."""
         if before is not None:
             before.begun.wait()
@@ -281,37 +313,24 @@ class PrefectTasks:
             return record.wait_for_stage()
 
         try:
-            try:
-                flow_run = context()
-            except BaseException:  # noqa: BLE001 - there is no flow run, which its owner reports
-                return
-            self._flow_run_began = True
             from prefect import task
             from prefect.cache_policies import NO_CACHE
 
             # Never cached: only the run's log says what is done already. No parameters: the engine walks through them.
             recorded = task(name=record.label, task_run_name=lambda: record.name, cache_policy=NO_CACHE)(stage)
-            flow_run.run(recorded, wait_for=record.handed_over())
+            recorded(wait_for=record.handed_over())
         except BaseException as fault:  # noqa: BLE001 - what Prefect cannot record is reported, and fails no stage
             record.begun.set()
             if not self._closed:
-                self._status.failed(record.label, fault, record.telemetry)
+                self._status.failed(record.label, fault, self._telemetry)
         finally:
             record.begun.set()
             with self._lock:
                 del self._threads[threading.current_thread()]
 
-    def _newest(self, labels: tuple[str, ...]) -> _Record | None:
+    def _newest(self, labels: tuple[str, ...]) -> StageRecord | None:
         return next((each for each in reversed(self._stages) if each.label in labels), None)
 
-    def _report_slowness(self, record: _Record) -> None:
-        if (
-            self._flow_run_began
-            and not record.begun.is_set()
-            and self._status.clock() - record.asked_at > _PATIENCE_SECONDS
-        ):
-            self._status.absent(record.telemetry)
-
-
-def _words(fault: BaseException) -> str:
-    return masked(f"{type(fault).__name__}: {fault}".strip(": "))
+    def _report_slowness(self, record: StageRecord) -> None:
+        if not record.begun.is_set() and self._status.clock() - record.asked_at > _PATIENCE_SECONDS:
+            self._status.absent(self._telemetry)

@@ -13,13 +13,10 @@ from prefect.logging import disable_run_logger
 
 from flows import admit as admission
 from flows import result as results
-from flows.admit import Admitted, LivenessProbe, admit, require_idle
+from flows.admit import Admitted, LivenessProbe, admit, require_idle, require_still_idle
 from flows.commands.main import main
 from flows.opened_run import Goal, Run
-from flows.result import RelayResult
 from flows.with_prefect import run_flows
-from flows.with_prefect.record import FlowRunBeside
-from flows.with_prefect.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.contracts.run_file import load_run_file
@@ -406,8 +403,5 @@ def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatc
     monkeypatch.setattr(admission, "process_name", lambda: "")  # otherwise it is this process
     now = datetime.now().astimezone()
     run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
-    with (
-        pytest.raises(RunAtWork),
-        FlowRunBeside[RelayResult](lambda: None, lambda body: [body()], notes=EventRecorder()) as flow_run,
-    ):
-        train_beside(admitted, flow_run, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))
+    with pytest.raises(RunAtWork):
+        require_still_idle(admitted, telemetry=EventRecorder())

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow, tags
 
 from flows.with_prefect.record import PrefectRunLogger
-from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, logger_of_stage
+from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, logger_of_stage
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.stage import Place, Stage
@@ -26,14 +26,14 @@ def run_without_answers() -> dict[str, Any]:
     """Run three stages on a server that does not answer; say what happened by then, and what was reported."""
     recorder, clock = EventRecorder(), FakeClock(0.0)
     status = PrefectStatus(lambda: False, clock=clock)
-    tasks = PrefectTasks(status)
+    stages = RecordedStages(PrefectTasks(recorder, status))
     place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=recorder)
     call = PrepareDataCall(spec=spec_of("plain"))
     answers = 0
     with tags("baton"):
         for seconds in (0.0, 1.0, 30.0):
             clock.seconds = seconds
-            answers += tasks.run(_stage("prepare_data", lambda: None), call, place) == DATASET
+            answers += stages.run(_stage("prepare_data", lambda: None), call, place) == DATASET
     for thread in threading.enumerate():
         if thread.name.startswith("baton-"):
             thread.join(0.0 if status.reported_absent else A_LONG_TIME)
@@ -68,15 +68,16 @@ def run_beside() -> str:
             PrefectRunLogger(logger_of_stage).emit(Note(text="trained"))
             training.set()
 
-        with tags("baton"), PrefectTasks() as tasks:
-            tasks.run(_stage("train_segment", lambda: None), call, place)
+        with tags("baton"), PrefectTasks(EventRecorder()) as tasks:
+            stages = RecordedStages(tasks)
+            stages.run(_stage("train_segment", lambda: None), call, place)
             thread = threading.Thread(
                 target=contextvars.copy_context().run,
-                args=(tasks.run, _stage("checkpoint_to_gcs", commit), call, place),
+                args=(stages.run, _stage("checkpoint_to_gcs", commit), call, place),
             )
             thread.start()
             assert committing.wait(A_LONG_TIME)
-            tasks.run(_stage("train_segment", train), call, place)
+            stages.run(_stage("train_segment", train), call, place)
             thread.join()
         return str(flow_run.id)
 

@@ -11,7 +11,7 @@ from flows.admit import Admitted
 from flows.commands import run as command
 from flows.opened_run import Goal, Run
 from flows.result import RelayResult, result_of
-from flows.with_prefect import server
+from flows.with_prefect import recorder
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.console import Console
 from tests.support.fake_run import FakeRun
@@ -39,20 +39,20 @@ def test_only_the_chief_has_a_flow_run(
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
     monkeypatch.setattr(command, "import_stages", lambda _: None)
 
-    def starts(_: object) -> NoReturn:
+    def starts(*_: object, **__: object) -> NoReturn:
         raise AsksForPrefect
 
     def trains(admitted: Admitted, runner: object, **options: object) -> RelayResult:
         assert (getattr(runner, "remote", None), options["whole_process"]) == (frozenset(), True)
         return result_of(admitted.run, segments=1, exit_reason="max_segments", telemetry=console, report=False)
 
-    monkeypatch.setattr(server.PrefectStart, "__init__", starts)
+    monkeypatch.setattr(recorder.Recorder, "__init__", starts)
     monkeypatch.setattr(relay, "relay", trains)
     console = Console(io.StringIO())
     if is_recorded:
         with pytest.raises(AsksForPrefect):
-            command._train(admitted, {}, console)
+            command._train(admitted, {}, [], console)
     else:
-        result = command._train(admitted, {}, console)
+        result = command._train(admitted, {}, [], console)
         assert result is not None
         assert result.step == 200

@@ -1,6 +1,5 @@
 """The artifacts show what the log has, training never waits for them, and the table of commits follows rewinds."""
 
-import contextvars
 import json
 import re
 import signal
@@ -273,22 +272,6 @@ def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
         pass
     assert {artifact.key: artifact.data for artifact in store.written} == {key_of(new.home.uri, "progress"): 0.0}
     assert not run.path("../other").exists()
-
-
-def test_close_does_not_wait_for_a_flow_run_to_begin(run: FakeRun) -> None:
-    begun = threading.Event()
-
-    def context() -> contextvars.Context:
-        begun.wait()
-        raise ConnectionError("refused")
-
-    with ArtifactPublisher(opened(run), context=context, request_seconds=A_LONG_TIME) as sink:
-        sink.emit(training(1))
-    threads = [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
-    begun.set()
-    for thread in threads:
-        thread.join(A_LONG_TIME)
-    assert len(threads) == 1
 
 
 def test_nothing_is_published_outside_a_flow_run(run: FakeRun) -> None:

@@ -1,8 +1,9 @@
-"""The flows of deployments; the names of their flow runs; and the run that the command trains beside its flow run."""
+"""The flows of deployments; the names of their flow runs; and the run that the command trains in a flow run."""
 
 import math
-import threading
-from collections.abc import Callable
+import signal
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,20 @@ from prefect.states import Cancelled, Completed
 from flows.admit import Admitted, admit
 from flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
 from flows.opened_run import Goal, Run
+from flows.process import Terminated
 from flows.runner import StageStopped
 from flows.with_prefect import remote_stage
 from flows.with_prefect import run_flows as module
-from flows.with_prefect.record import FlowRunBeside
-from flows.with_prefect.run_flows import MachineIsGoing, evaluate_best, evaluated, stopped, train_run, verify
-from flows.with_prefect.train_beside import train_beside
+from flows.with_prefect.record import End, final_state
+from flows.with_prefect.run_flows import (
+    MachineIsGoing,
+    evaluate_best,
+    evaluated,
+    stopped,
+    train_in_flow_run,
+    train_run,
+    verify,
+)
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
@@ -76,43 +85,44 @@ def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypa
     assert train_run.flow_run_name() == "digits → epoch 3"
 
 
-@pytest.mark.parametrize("remote", [True, False])
-def test_command_trains_the_admitted_run_beside_its_flow_run(
-    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [None, IdentityChanged("another"), Terminated()])
+def test_command_with_remote_stages_trains_in_its_flow_run(
+    fault: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flow trains what the command has opened and admitted; only one with remote stages waits for Prefect."""
+    """The flow trains what the command has opened and admitted, and stops by the command's handler of signals."""
     fake = run_with_code(tmp_path)
-    run = Run.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"] if remote else []))
-    recorder, results, relayed = EventRecorder(), [], []
+    run = Run.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"]))
+    recorder, relayed, states = EventRecorder(), list[Admitted](), list[State[Any]]()
     admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
     assert isinstance(admitted, Admitted)
     reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, target=400, epoch=None, stopped=False)
-    server, begun = threading.Event(), threading.Event()
 
     def relay(given: Admitted, *_: object, **__: object) -> Any:
-        relayed.append((given, begun.is_set()))
-        server.set()
+        assert signal.getsignal(signal.SIGTERM) is of_command
+        relayed.append(given)
+        if fault is not None:
+            raise fault
         return reached
 
-    def engine(body: Callable[[], State[Any]]) -> None:
-        begun.set()
-        states.append(body())
+    def engine(flow: Flow[..., Any], *, return_state: bool, **_: object) -> None:
+        assert return_state
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Prefect's does, with another handler
+        with disable_run_logger():
+            states.append(flow.fn())
+        signal.signal(signal.SIGTERM, before)
 
-    states: list[State[Any]] = []
+    of_command = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
     monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
     monkeypatch.setattr("flows.relay.relay", relay)
     monkeypatch.setattr(remote_stage, "runner_for", lambda *_, **__: None)
-    if remote:
-        server.set()
-
-    def connect() -> None:
-        server.wait()
-
-    with FlowRunBeside[Any](connect, engine, notes=recorder, required=remote) as flow_run:
-        train_beside(admitted, flow_run, console=recorder, on_result=results.append)
-    assert (relayed, results) == ([(admitted, remote)], [reached])
-    assert [(state.name, state.message) for state in states] == [("Completed", f"{fake.name} is at step 150 of 400")]
+    monkeypatch.setattr(End, "of_result", lambda result: SimpleNamespace(state=partial(final_state, result)))
+    monkeypatch.setattr(Flow, "__call__", engine)
+    with nullcontext() if fault is None else pytest.raises(type(fault)):
+        assert train_in_flow_run(admitted, {"run_file": "run.yaml"}, console=recorder) is reached
+    assert relayed == [admitted]
+    kind = {type(None): "Completed", IdentityChanged: "Failed", Terminated: "Stopped"}[type(fault)]
+    assert [state.name for state in states] == [kind]
 
 
 def file_of(run: FakeRun, *overrides: str) -> Run:

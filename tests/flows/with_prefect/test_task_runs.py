@@ -13,7 +13,7 @@ import pytest
 from prefect import Task
 from prefect.client.schemas.objects import State
 
-from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks
+from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.errors import StaleWriter
@@ -22,6 +22,7 @@ from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Event, Note
 from tests.support import forked
 from tests.support.clock import FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET
 from tests.support.lab import spec_of
 from tests.support.prefect_server import environment_with
@@ -50,7 +51,6 @@ class CountingStage:
         self.runs = 0
         self.fault = fault
         self.inner = work
-        self.warnings = WarningRecorder()
         self.stage = Stage(
             name="prepare_data",
             call=PrepareDataCall,
@@ -67,8 +67,8 @@ class CountingStage:
         return DATASET
 
     def run(self, tasks: PrefectTasks) -> DatasetRef:
-        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=self.warnings)
-        return tasks.run(self.stage, CALL, place)
+        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=EventRecorder())
+        return RecordedStages(tasks).run(self.stage, CALL, place)
 
 
 class FakeEngine:
@@ -101,31 +101,38 @@ def recording_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
+def warnings() -> WarningRecorder:
+    return WarningRecorder()
+
+
+@pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return FakeEngine(monkeypatch)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("responds", [True, False])
-def test_stage_runs_once_when_prefect_fails(when: str, responds: bool, engine: FakeEngine) -> None:
+def test_stage_runs_once_when_prefect_fails(
+    when: str, responds: bool, engine: FakeEngine, warnings: WarningRecorder
+) -> None:
     work = CountingStage()
     setattr(engine, when, REFUSED)
-    tasks = PrefectTasks(PrefectStatus(lambda: responds))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: responds))
     assert work.run(tasks) == DATASET
     tasks.close(A_LONG_TIME)
     assert work.runs == 1
     unrecorded = "Prefect could not record prepare-data (ConnectionError: refused); the run continues"
-    assert work.warnings.texts == [unrecorded if responds else ABSENT]
+    assert warnings.texts == [unrecorded if responds else ABSENT]
 
 
 @pytest.mark.parametrize("after", [None, REFUSED])
 @pytest.mark.parametrize(("fault", "state"), [(StaleWriter("another"), "FAILED"), (SystemExit(1), "CRASHED")])
 def test_error_of_the_stage_is_raised(
-    fault: BaseException, state: str, after: Exception | None, engine: FakeEngine
+    fault: BaseException, state: str, after: Exception | None, engine: FakeEngine, warnings: WarningRecorder
 ) -> None:
     work = CountingStage(fault)
     engine.after = after
-    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: True))
     with pytest.raises(type(fault)) as raised:
         work.run(tasks)
     tasks.close(A_LONG_TIME)
@@ -135,39 +142,39 @@ def test_error_of_the_stage_is_raised(
     assert str(engine.states[0].message).startswith(type(fault).__name__)
 
 
-def test_stage_that_a_signal_stopped_has_not_crashed(engine: FakeEngine) -> None:
+def test_stage_that_a_signal_stopped_has_not_crashed(engine: FakeEngine, warnings: WarningRecorder) -> None:
     work = CountingStage(KeyboardInterrupt())
-    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: True))
     with pytest.raises(KeyboardInterrupt):
         work.run(tasks)
     tasks.close(A_LONG_TIME)
     assert [(state.name, state.is_completed()) for state in engine.states] == [("Stopped", True)]
 
 
-def test_absence_is_reported_once_until_prefect_is_back(engine: FakeEngine) -> None:
+def test_absence_is_reported_once_until_prefect_is_back(engine: FakeEngine, warnings: WarningRecorder) -> None:
     work = CountingStage()
-    tasks = PrefectTasks(PrefectStatus(lambda: False))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: False))
     for before in (REFUSED, REFUSED, None, REFUSED):
         engine.before = before
         work.run(tasks)
         for thread in recording_threads():
             thread.join(A_LONG_TIME)
-    assert work.warnings.texts == [ABSENT, ABSENT]
+    assert warnings.texts == [ABSENT, ABSENT]
     assert work.runs == 4
 
 
-def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine) -> None:
+def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine, warnings: WarningRecorder) -> None:
     engine.answers.clear()
     clock, work = FakeClock(0.0), CountingStage()
-    tasks = PrefectTasks(PrefectStatus(lambda: True, clock=clock))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: True, clock=clock))
     for _ in range(100):
         assert work.run(tasks) == DATASET
     threads = recording_threads()
     assert len(threads) == 16
-    assert work.warnings.texts == []
+    assert warnings.texts == []
     clock.seconds = 21.0
     assert work.run(tasks) == DATASET
-    assert work.warnings.texts == [ABSENT]
+    assert warnings.texts == [ABSENT]
     engine.answers.set()
     for thread in threads:
         thread.join(A_LONG_TIME)
@@ -175,9 +182,9 @@ def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine) -> N
     assert len(engine.states) == 16
 
 
-def test_close_waits_only_for_ended_stages_and_not_for_long(engine: FakeEngine) -> None:
+def test_close_waits_only_for_ended_stages_and_not_for_long(engine: FakeEngine, warnings: WarningRecorder) -> None:
     work = CountingStage()
-    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: True))
     engine.answers.clear()
     work.run(tasks)
     tasks.close(0.0)  # a server that is slow now
@@ -186,27 +193,27 @@ def test_close_waits_only_for_ended_stages_and_not_for_long(engine: FakeEngine) 
     for thread in recording_threads():
         thread.join(A_LONG_TIME)
     assert [each.type for each in engine.states] == ["COMPLETED"]
-    with PrefectTasks(PrefectStatus(lambda: True)) as tasks:
+    with PrefectTasks(warnings, PrefectStatus(lambda: True)) as tasks:
         work.run(tasks)
     assert len(engine.states) == 2
 
 
-def test_close_reports_a_server_that_is_still_retried(engine: FakeEngine) -> None:
+def test_close_reports_a_server_that_is_still_retried(engine: FakeEngine, warnings: WarningRecorder) -> None:
     work = CountingStage()
-    tasks = PrefectTasks(PrefectStatus(lambda: False))
+    tasks = PrefectTasks(warnings, PrefectStatus(lambda: False))
     engine.answers.clear()
     engine.before = REFUSED
     work.run(tasks)
     tasks.close(0.0)
-    assert work.warnings.texts == [ABSENT]
+    assert warnings.texts == [ABSENT]
     engine.answers.set()
     for thread in recording_threads():
         thread.join(A_LONG_TIME)
-    assert work.warnings.texts == [ABSENT]
+    assert warnings.texts == [ABSENT]
 
 
-def test_task_runs_begin_in_the_order_of_their_stages(engine: FakeEngine) -> None:
-    tasks, work = PrefectTasks(PrefectStatus(lambda: True)), CountingStage()
+def test_task_runs_begin_in_the_order_of_their_stages(engine: FakeEngine, warnings: WarningRecorder) -> None:
+    tasks, work = PrefectTasks(warnings, PrefectStatus(lambda: True)), CountingStage()
     begun: list[int] = []
     engine.answers.clear()
     for number in range(10):
@@ -219,54 +226,11 @@ def test_task_runs_begin_in_the_order_of_their_stages(engine: FakeEngine) -> Non
     assert begun == list(range(10))
 
 
-def test_stages_run_before_the_flow_run_has_begun(engine: FakeEngine) -> None:
-    begun, flow_run = threading.Event(), contextvars.copy_context()
-    flow_run.run(NUMBER.set, 7)
-    seen: list[int] = []
-    engine.on_call = lambda: seen.append(NUMBER.get())
-
-    def context() -> contextvars.Context:
-        begun.wait(A_LONG_TIME)
-        return flow_run.copy()
-
-    work = CountingStage()
-    tasks = PrefectTasks(PrefectStatus(lambda: True), context=context)
-    assert [work.run(tasks), work.run(tasks)] == [DATASET, DATASET]
-    assert engine.states == []
-    begun.set()
-    tasks.close(A_LONG_TIME)
-    assert seen == [7, 7]
-    assert len(engine.states) == 2
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda tasks: tasks.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
-        lambda tasks: tasks.close(0.0),
-    ],
-)
-def test_an_end_before_the_flow_run_begins_asks_nothing(
-    end: Callable[[PrefectTasks], None], engine: FakeEngine
-) -> None:
-    begun = threading.Event()
-
-    def context() -> contextvars.Context:
-        begun.wait(A_LONG_TIME)
-        return contextvars.copy_context()
-
-    tasks = PrefectTasks(PrefectStatus(lambda: pytest.fail("Prefect is asked")), context=context)
-    CountingStage().run(tasks)
-    end(tasks)
-    assert engine.states == []
-    begun.set()
-    for thread in recording_threads():
-        thread.join(A_LONG_TIME)
-
-
-def test_stage_runs_in_the_thread_that_calls(engine: FakeEngine) -> None:
+def test_stage_runs_in_the_thread_that_calls(engine: FakeEngine, warnings: WarningRecorder) -> None:
     seen: list[threading.Thread] = []
-    CountingStage(work=lambda: seen.append(threading.current_thread())).run(PrefectTasks(PrefectStatus(lambda: True)))
+    CountingStage(work=lambda: seen.append(threading.current_thread())).run(
+        PrefectTasks(warnings, PrefectStatus(lambda: True))
+    )
     assert seen == [threading.current_thread()]
     assert engine.before is None
 
