@@ -37,7 +37,7 @@ from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
-from tasks.foundation.machine.tpu import require_one_host
+from tasks.foundation.machine.tpu import require_first_worker, require_one_host
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_changes import (
     CodeChange,
@@ -112,8 +112,8 @@ def require_packages_and_source(run: Run) -> None:
     """
     remote = run.spec.stages.remote()
     accelerator = run.spec.accelerator
-    if "train_segment" not in remote and accelerator.kind in {"auto", "tpu"} and accelerator.tpu == "local":
-        require_one_host()
+    if "train_segment" not in remote and accelerator.kind in {"auto", "tpu"}:
+        (require_one_host if accelerator.tpu == "local" else require_first_worker)()
     if "prepare_data" not in remote:
         _require_sources(run.spec.data, run.folder)
     if not {"init_or_restore", "train_segment"} <= remote.keys():

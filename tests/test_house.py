@@ -189,8 +189,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
-MOST_MODULES = 234
-MOST_LINES = 65_867
+MOST_MODULES = 235
+MOST_LINES = 66_073
 
 
 def test_the_house_does_not_grow() -> None:

@@ -20,6 +20,7 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.dataset.shards import original_read_errors
+from tasks.foundation.dataset.worker_plans import PYTHON_OPERATIONS
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides
@@ -86,10 +87,6 @@ def _averaging_optimizer(model: keras.Model) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
-# Operations that run Python code, which may assign any variable.
-_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
-
-
 def changed_leaves(leaves: Iterable[Leaf], graphs: Sequence[Any], *, averages: bool) -> tuple[Leaf, ...]:
     """Return the leaves that an evaluation may change.
 
@@ -117,10 +114,10 @@ def _written_handles(graph: Any) -> set[int]:
     return {id(outside) for outside, inside in graph.captures if index_of[id(inside)] not in read_only}
 
 
-def _runs_python(graph: Any) -> bool:
+def _runs_python(graph: Any) -> bool:  # which may assign any variable
     definition = graph.as_graph_def()
     nodes = (*definition.node, *(node for inner in definition.library.function for node in inner.node_def))
-    return any(node.op in _PYTHON for node in nodes)
+    return any(node.op in PYTHON_OPERATIONS for node in nodes)
 
 
 T = TypeVar("T")
@@ -180,7 +177,7 @@ class Evaluator(Generic[T]):
         self,
         leaves: Iterable[Leaf],
         *,
-        full: tf.data.Dataset,
+        full: Callable[[tf.distribute.InputContext], tf.data.Dataset],
         full_batches: int,
         remainder: tf.data.Dataset | None,
         on: SetName = "validation",
@@ -189,8 +186,8 @@ class Evaluator(Generic[T]):
 
         Args:
             leaves: of the train state that the model belongs to.
-            full: per-replica batches of static size: `full_batches` times the number of replicas.
-            full_batches: number of global batches in `full`.
+            full: makes per-replica batches of static size for the replicas of an input pipeline.
+            full_batches: number of global batches.
             remainder: one smaller batch with the other examples, or None.
             on: the set, for messages.
 
@@ -202,7 +199,7 @@ class Evaluator(Generic[T]):
         with self._strategy.scope(), op_errors_as_model_error(failed), original_read_errors():
             calls: list[tuple[Any, tuple[Any, ...]]] = []
             if full_batches:
-                iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
+                iterator = iter(self._strategy.distribute_datasets_from_function(full))
                 calls.append((self._run_batches, (iterator, tf.constant(full_batches, tf.int64))))
             calls += [(self._run_remainder, (batch,)) for batch in remainder or ()]
             traced = [self._traced(function, *arguments) for function, arguments in calls]

@@ -8,6 +8,7 @@ import base64
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ from tasks.foundation.telemetry.events import Evaluated, Note, Phase
 from tasks.foundation.telemetry.ledger import seconds_between
 
 T = TypeVar("T")
+_Batches = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class _Sets:
 
     storage: Storage
     dataset: DatasetRef
-    made: dict[SetName, tuple[tf.data.Dataset, tf.data.Dataset | None]] = field(default_factory=dict)
+    made: dict[SetName, tuple[_Batches, tf.data.Dataset | None]] = field(default_factory=dict)
 
 
 def take_state(recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> WarmState:
@@ -215,26 +217,32 @@ def _over_examples(
 
 def _set_of(
     warm: WarmState, dataset: DatasetRef, storage: Storage, *, on: SetName, per_replica: int
-) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
-    """The full batches of a set for the replicas of this host, and the batch that is left, or None; kept in `_Sets`."""
+) -> tuple[_Batches, tf.data.Dataset | None]:
+    """What makes the full batches of a set for some replicas, and the batch that is left, or None; kept in `_Sets`."""
     sets, accelerator = warm.companion(_Sets), warm.state.accelerator
     if sets is None or sets.storage is not storage or sets.dataset != dataset:
         sets = _Sets(storage, dataset)
         warm.keep_companion(sets)
     if on not in sets.made:
         function, train = warm.inputs.validation_function, warm.spec.train
-        # Each host reads its part of every global batch.
-        per_host = per_replica * len(accelerator.local_replicas)
+
+        @cache
+        def part(host: int, hosts: int) -> tf.data.Dataset:
+            # Each host reads its part of every global batch.
+            size, servers = train.global_batch_size // hosts, accelerator.has_servers
+            with preserved_random_states():
+                warm.seed_as_built()
+                batches = set_batches(
+                    storage, dataset, on=on, batch_size=size, function=function, seed=train.seed, on_server=servers
+                ).shard(hosts, host)
+                return batches if size == per_replica else batches.rebatch(per_replica, drop_remainder=True)
+
         with preserved_random_states():
             warm.seed_as_built()
-            full = set_batches(storage, dataset, on=on, batch_size=per_host, function=function, seed=train.seed)
-            full = full.shard(accelerator.hosts, accelerator.host)
-            if per_host > per_replica:
-                full = full.rebatch(per_replica, drop_remainder=True)
             left = set_remainder(
                 storage, dataset, on=on, batch_size=train.global_batch_size, function=function, seed=train.seed
             )
-        sets.made[on] = full, left
+        sets.made[on] = lambda context: part(context.input_pipeline_id, context.num_input_pipelines), left
     return sets.made[on]
 
 

@@ -15,20 +15,24 @@ from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
-from tasks.foundation.contracts.dataset import DatasetManifest
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.manifest import changed_files, load_manifest, zero_examples
 from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
+from tasks.foundation.dataset.read import WorkerFiles, training_dataset
+from tasks.foundation.dataset.worker_plans import require_no_python, require_readable_datasets, require_shared_storage
 from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.processes import hash_seed
+from tasks.foundation.model.build import preserved_random_states
 from tasks.foundation.model.code_changes import CodeReason
 from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_identity import summarize
@@ -209,7 +213,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         head = log.head()
     if head is None:
         refuse_unfinished_fork(log)
-    accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
+    accelerator = _acquire(spec, dataset, head, place.root)
     head = broadcast_head(log, head, accelerator)
     manifest = load_manifest(place.root, dataset)
     PROCESS_STATE.forget()  # before another one is built
@@ -218,6 +222,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     else:
         weights = None
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
+    _require_functions_for_servers(spec, dataset, warm, place.root)
     _require_extremes(call, head, warm, place)
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
@@ -255,6 +260,36 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     if spec.stages.train_segment.deployment is None or spec.stages.evaluate.deployment is None:
         PROCESS_STATE.keep(warm)  # another stage of this process uses it
     return head
+
+
+def _acquire(spec: RunSpec, dataset: DatasetRef, head: Head | None, root: Storage) -> Accelerator:
+    """The accelerator of this process; if it has servers, they can read the dataset."""
+    if spec.accelerator.tpu != "local":
+        require_readable_datasets(root, dataset)
+    accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
+    if accelerator.has_servers:
+        require_shared_storage(root, dataset, accelerator.strategy)
+    return accelerator
+
+
+def _require_functions_for_servers(spec: RunSpec, dataset: DatasetRef, warm: WarmState, root: Storage) -> None:
+    """Refuse transforms that a host without Python cannot run, if there are such hosts."""
+    if not warm.state.accelerator.has_servers:
+        return
+    inputs, size = warm.inputs, spec.train.global_batch_size
+    with preserved_random_states():
+        worker = WorkerFiles(root=root.uri, batches=1)
+        require_no_python(
+            training_dataset(
+                root, dataset, seed=0, global_batch_size=size, window_shards=1, first_batch=0,
+                functions=inputs.training_functions, worker=worker,
+            )
+        )  # fmt: skip
+        if dataset.examples_of("validation"):
+            function = inputs.validation_function
+            require_no_python(
+                set_batches(root, dataset, on="validation", batch_size=1, function=function, on_server=True)
+            )
 
 
 def _build_new(

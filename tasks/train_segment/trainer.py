@@ -21,7 +21,7 @@ from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import is_row_due
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
-from tasks.foundation.dataset.read import decoded_bytes, fits_into_memory, training_dataset
+from tasks.foundation.dataset.read import WorkerFiles, decoded_bytes, fits_into_memory, training_dataset
 from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import NonFinite
@@ -51,6 +51,8 @@ from tasks.train_segment.fingerprint import compare_with_log, nondeterminism_war
 from tasks.train_segment.host_stats import HostPace, InnerLoop
 
 NOT_FOUND = -1
+# What hosts with TensorFlow servers read until they get the next plan: a minute or more, and few megabytes of plans.
+_PLANNED_EXAMPLES = 1 << 20
 
 
 def make_loop(step: Step, draws: StepDraws) -> Any:
@@ -109,7 +111,14 @@ def _python_time() -> Any:
 
 
 def training_batches(
-    recipe: Recipe, inputs: ModelInputs, accelerator: Accelerator, *, storage: Storage, batch: int, telemetry: Sink
+    recipe: Recipe,
+    inputs: ModelInputs,
+    accelerator: Accelerator,
+    *,
+    storage: Storage,
+    batch: int,
+    telemetry: Sink,
+    planned: int | None = None,
 ) -> Any:
     """Return a distributed iterator over batches from global batch `batch` on.
 
@@ -120,9 +129,11 @@ def training_batches(
         storage: the storage root.
         batch: index of the first global batch: step + skipped batches.
         telemetry: receives a warning if the examples do not fit into memory.
+        planned: how many batches TensorFlow servers get a plan of; None: this process reads, without end.
     """
     spec = recipe.spec
     in_memory = spec.data.cache == "memory" and _fits(recipe, storage, telemetry)
+    worker = None if planned is None else WorkerFiles(root=storage.uri, batches=planned)
 
     def per_replica_batches(context: Any) -> "tf.data.Dataset":
         dataset = training_dataset(
@@ -139,15 +150,16 @@ def training_batches(
             shuffle=spec.data.shuffle,
             functions=inputs.training_functions,
             in_memory=in_memory,
+            worker=worker,
         )
         dataset = map_class_weight(dataset, spec.train.class_weight)
-        if context.num_input_pipelines == 1:
+        if context.num_input_pipelines == 1 and worker is None:
             return dataset
         # It has no end. Unless TensorFlow knows that, the hosts ask each other before each batch whether all have one:
         # a collective, in which a host waits for the input of another one. The step is traced with open sizes of
-        # batches, as with that question.
+        # batches, as with that question. Servers get the next plan before one ends.
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return dataset.map(_with_open_size).apply(endless)
+        return (dataset if worker is not None else dataset.map(_with_open_size)).apply(endless)
 
     return iter(accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
 
@@ -226,6 +238,7 @@ class Trainer:
         self._recalled = -1  # number of the restore whose callbacks' state was recalled
         self._iterator: Any = None
         self._next_batch: int | None = None
+        self._planned_end = math.inf  # the batch at which the plan of TensorFlow servers ends
         self.traced: TracedStep | None = None
         self._draws: StepDraws | None = None  # if the traced step uses them
         self._watch: LossWatch | None = None
@@ -272,9 +285,13 @@ class Trainer:
             self.warm.set_content(start)
         return self._agreed_end(self.callbacks)
 
-    def seek(self, batch: int, telemetry: Sink) -> None:
-        """Move the data stream to a batch index. Does nothing if it is there already."""
-        if self._next_batch != batch:
+    def seek(self, batch: int, telemetry: Sink, *, steps: int = 1) -> None:
+        """Move the data stream to a batch index, from which `steps` batches can be read; nothing if it is there."""
+        if self._next_batch != batch or batch + steps > self._planned_end:
+            planned = None
+            if self.accelerator.has_servers:
+                planned = max(steps, _PLANNED_EXAMPLES // self.recipe.spec.train.global_batch_size)
+                self._planned_end = batch + planned
             self._iterator = training_batches(
                 self.recipe,
                 self.warm.inputs,
@@ -282,6 +299,7 @@ class Trainer:
                 storage=self._storage,
                 batch=batch,
                 telemetry=telemetry,
+                planned=planned,
             )
             self._next_batch = batch
 
@@ -359,6 +377,8 @@ class Trainer:
         before = self.state.step
         # Unknown until the steps are done.
         self.warm.forget_content()
+        if self._next_batch is not None:
+            self.seek(self._next_batch, Silent(), steps=steps)
         batch, self._next_batch = self._next_batch, None
         if self._draws is not None:
             self._draws.begin_training(before)

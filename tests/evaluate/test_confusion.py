@@ -51,7 +51,7 @@ def counted(model: keras.Model, x: Any, y: Any) -> Counts | None:
     evaluator = Evaluator(model, tally, reference="model.py:build", draws=draws)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
     for _ in range(2):  # the second one begins anew
-        counts = evaluator.evaluate((), full=batches.take(2), full_batches=2, remainder=batches.skip(2))
+        counts = evaluator.evaluate((), full=lambda _: batches.take(2), full_batches=2, remainder=batches.skip(2))
     return counts
 
 

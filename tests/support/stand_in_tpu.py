@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 DEVICE_FILE = "accel0"
-OF_A_SLICE = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_NUM_SLICES")
+OF_A_SLICE = (
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_ACCELERATOR_TYPE",
+    "MEGASCALE_NUM_SLICES",
+    "TPU_WORKER_ID",
+)
 ANNOUNCED = ("PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
 
 
@@ -75,7 +81,7 @@ class StandInSystem:
         import tensorflow as tf
 
         set_attribute(tf.distribute.cluster_resolver, "TPUClusterResolver", StandInResolver)
-        set_attribute(tf.config, "experimental_connect_to_cluster", lambda _: self.calls.append("connect"))
+        set_attribute(tf.config, "experimental_connect_to_cluster", lambda _, **__: self.calls.append("connect"))
         set_attribute(tf.tpu.experimental, "initialize_tpu_system", self._initialize)
         set_attribute(tf.tpu.experimental, "shutdown_tpu_system", lambda _: self.calls.append("shut down"))
         set_attribute(tf.distribute, "TPUStrategy", self._make_strategy)

@@ -160,7 +160,9 @@ def test_results_of_a_test_step_are_means_over_examples(lab: Lab) -> None:
     metrics_of = Metrics(state.model, state.accelerator.strategy, returned_of(state, "test_step", x[:8]))
     evaluator = Evaluator(state.model, metrics_of, reference="auto", draws=state.draws)
     for _ in range(2):
-        metrics = evaluator.evaluate(state.leaves, full=batches.take(1), full_batches=1, remainder=batches.skip(1))
+        metrics = evaluator.evaluate(
+            state.leaves, full=lambda _: batches.take(1), full_batches=1, remainder=batches.skip(1)
+        )
         assert metrics == {"sum": pytest.approx(np.mean(np.sum((x - state.model(x)) ** 2, axis=1)), rel=1e-5)}
 
 

@@ -122,9 +122,9 @@ def _read_model(
     carried: CarriedState | None,
     initial: AbstractContextManager[TrainState],
 ) -> None:
-    if carried is None and manifest.replicas == state.accelerator.replicas:
-        options = tf.train.CheckpointOptions(experimental_io_device=state.accelerator.io_device)
-        status = state.model_checkpoint.read(prefix, options=options)
+    # TensorFlow reads no value for a variable of a server that finds no such file.
+    if carried is None and manifest.replicas == state.accelerator.replicas and not state.accelerator.has_servers:
+        status = state.model_checkpoint.read(prefix)
         status.assert_existing_objects_matched()
         status.expect_partial()  # no warnings about the host state, which is read separately
         return

@@ -31,7 +31,8 @@ class AcceleratorSpec(Contract):
     tpu: Annotated[str, _DEVICES] = Field(
         default="local",
         min_length=1,
-        description="local: the TPU of this machine; or the name, or grpc:// address, of one on it",
+        description="local: the TPU of this machine; or a TPU's name, or grpc:// addresses of its TensorFlow servers, "
+        "with commas between them",
     )
     intra_op_threads: Annotated[int | None, _THREADS] = Field(
         default=None,

@@ -599,6 +599,15 @@ class RunSpec(Contract):
         return self
 
     @model_validator(mode="after")
+    def _servers_read_files(self) -> Self:
+        if self.accelerator.tpu != "local" and self.data.cache == "memory":
+            raise ValueError(
+                "data.cache: memory keeps the examples in this process, and the TensorFlow servers of accelerator.tpu "
+                "read files; drop it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _best_needs_evaluation(self) -> Self:
         if self.checkpoint.keep_best is not None and not self.data.has_validation:
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.data_spec import SetName, SetRef
+from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset.column_streams import (
     RangeReader,
@@ -19,9 +19,10 @@ from tasks.foundation.dataset.column_streams import (
     rows_dataset,
     together,
 )
-from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
+from tasks.foundation.dataset.manifest import Part, dataset_of_set, load_manifest, plain_datasets
 from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
 from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
+from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
 from tasks.foundation.storage.interface import Storage
 
 
@@ -33,6 +34,7 @@ def set_batches(
     batch_size: int,
     function: SeededFunction | None = None,
     seed: int = 0,
+    on_server: bool = False,
 ) -> Any:
     """Return full batches of the examples of a set, in the order of the manifest, each example once.
 
@@ -45,15 +47,17 @@ def set_batches(
         batch_size: examples per batch, at least 1.
         function: transforms each example; None: examples as they were prepared.
         seed: the run's seed; `function` gets seeds that follow from it and the example's index.
+        on_server: whether a TensorFlow server without Python reads them, which finds the storage root where it is here.
 
     Returns:
         A finite tf.data.Dataset of tuples as in `training_dataset`, with static shapes.
 
     Raises:
+        AcceleratorError: a server cannot read the dataset.
         DamagedDataset: as in `training_dataset`.
     """
     where, part = place_of_set(ref, on)
-    dataset = _batches(storage, where, part, skip=0, batch_size=batch_size)
+    dataset = _batches(storage, where, part, skip=0, batch_size=batch_size, on_server=on_server)
     return _transformed(dataset, function, seed=seed, skip=0, batch_size=batch_size)
 
 
@@ -78,7 +82,9 @@ def set_remainder(
     return _transformed(dataset, function, seed=seed, skip=skip, batch_size=remainder)
 
 
-def _batches(storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_size: int) -> Any:
+def _batches(
+    storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_size: int, on_server: bool = False
+) -> Any:
     """Return batches of the examples of a dataset; of a mixture, those of one dataset after the other.
 
     Args:
@@ -87,10 +93,13 @@ def _batches(storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_
         part: of it.
         skip: examples to leave out at the begin.
         batch_size: examples per batch.
+        on_server: see `set_batches`.
     """
     whole = load_manifest(storage, ref)
     datasets = plain_datasets(storage, whole, ref.folder)
     if has_columns(manifest for _, manifest in datasets):
+        if on_server:
+            raise unreadable_elsewhere(whole)
         readers = [
             RangeReader(storage=storage.at(folder), manifest=manifest, part=part, features=whole.features)
             for folder, manifest in datasets
@@ -103,7 +112,7 @@ def _batches(storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_
         skip_here = max(skip - before, 0)
         before += examples
         if skip_here < examples:
-            own = _records(storage.at(folder), manifest, part, skip=skip_here)
+            own = _records(storage.at(folder), manifest, part, skip=skip_here, on_server=on_server)
             records = own if records is None else records.concatenate(own)
     folder, manifest = datasets[0]
     if records is None:
@@ -133,17 +142,17 @@ def _examples_of(manifest: DatasetManifest, part: Part) -> int:
     return manifest.validation_examples if part == "validation" else manifest.train_examples
 
 
-def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: int) -> Any:
+def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: int, on_server: bool = False) -> Any:
     """Return a dataset of vectors of the records of a part, in the order of the manifest."""
+    begin = 0
+    planned = []
+    for shard in manifest.validation if part == "validation" else manifest.train:
+        skip_here = max(skip - begin, 0)
+        begin += shard.examples
+        if skip_here < shard.examples:
+            planned.append(([shard], skip_here))
 
     def plans() -> Iterator[Plan]:
-        begin = 0
-        planned = []
-        for shard in manifest.validation if part == "validation" else manifest.train:
-            skip_here = max(skip - begin, 0)
-            begin += shard.examples
-            if skip_here < shard.examples:
-                planned.append(([shard], skip_here))
         with VerifiedShards(storage, plans_ahead=storage.transfers) as shards:
             for paths, chosen, skip_here in shards.read_ahead(planned):
                 yield paths, *part_of(manifest, chosen, part), (0, 0), (skip_here, 0)
@@ -153,7 +162,10 @@ def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: i
             return records_in(paths).skip(taken[0]).batch(count)
         return records_in(paths).batch(count).map(lambda records: tf.gather(records, part_positions[taken[0] :]))
 
-    return windows_of(plans).flat_map(read)
+    if not on_server:
+        return windows_of(plans).flat_map(read)
+    found = [(shards, (0, 0), (skip_here, 0)) for shards, skip_here in planned]
+    return constant_plans(storage, storage.uri, manifest, part, found).flat_map(read)
 
 
 def place_of_set(ref: DatasetRef, on: SetName) -> tuple[DatasetRef, Part]:
@@ -164,14 +176,3 @@ def place_of_set(ref: DatasetRef, on: SetName) -> tuple[DatasetRef, Part]:
             raise ValueError(f"the dataset {ref.folder} has no {on} set")
         return ref, "validation"
     return dataset_of_set(own), "train"
-
-
-def dataset_of_set(own: SetRef) -> DatasetRef:
-    """Return the dataset that an own set is: all of its examples are in the part train."""
-    return DatasetRef(
-        folder=own.folder,
-        content_digest=own.content_digest,
-        train_examples=own.examples,
-        validation_examples=0,
-        already_prepared=True,
-    )

@@ -9,9 +9,8 @@ are numbered by dataset, shard and record, so the order, a seek and the bits are
 
 In a slice of several TPU hosts one process drives all of them, and each host has a TensorFlow server. A graph that runs
 there can neither call Python nor read the client's disk. So for such a host (`WorkerFiles`) the plans are made
-beforehand, for a range of batches, and are constants of the graph. The batches are the same. Such a host verifies no
-shards, because their checksums are compared in Python; TensorFlow compares each record with the checksum that TFRecord
-files have.
+beforehand, for a range of batches, and are constants of the graph. The batches are the same. The client compares the
+shards with the manifest when it plans, and TensorFlow each record with the checksum that TFRecord files have.
 """
 
 import math
@@ -56,6 +55,7 @@ from tasks.foundation.dataset.shards import (
     records_in,
     windows_of,
 )
+from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine.processes import available_bytes
 from tasks.foundation.storage.interface import Storage
@@ -105,40 +105,6 @@ def windows_with(windows: Iterable[Window], records: int) -> list[Window]:
         if records <= 0:
             break
     return found
-
-
-def planned_windows(folder: str, manifest: DatasetManifest, windows: Sequence[Window]) -> Any:
-    """Return a dataset of plans as `record_batches.windows_of` does, without Python.
-
-    Args:
-        folder: the dataset's folder as the host finds it.
-        manifest: its manifest.
-        windows: what to read, at least one window.
-
-    Raises:
-        AcceleratorError: the dataset reads files where they were before.
-    """
-    shards = [[manifest.train[shard] for shard in window.shards] for window in windows]
-    if any(shard.is_external for each in shards for shard in each):
-        raise _unreadable_elsewhere(manifest)
-    parts = [part_of(manifest, each, "train") for each in shards]
-    plans = (
-        tf.ragged.constant([[f"{folder}/{shard.path}" for shard in each] for each in shards], tf.string),
-        tf.constant([count for count, _ in parts], tf.int64),
-        tf.RaggedTensor.from_row_lengths(
-            np.concatenate([positions for _, positions in parts]), [len(positions) for _, positions in parts]
-        ),
-        tf.constant([window.seed for window in windows], tf.int64),
-        tf.constant([(window.skip, window.end) for window in windows], tf.int64),
-    )
-    return tf.data.Dataset.from_tensor_slices(plans)
-
-
-def _unreadable_elsewhere(manifest: DatasetManifest) -> AcceleratorError:
-    return AcceleratorError(
-        f"{manifest.source}: its examples are parts of files outside the storage root, which another host cannot "
-        "read by itself; set data.options.copy: true"
-    )
 
 
 def labels_with(labels: Iterator[Labels], records: int) -> Labels:
@@ -363,7 +329,7 @@ def training_records(
     plains = plain_datasets(storage, manifest, ref.folder)
     if decoded is None and has_columns(plain for _, plain in plains):
         if planned is not None:
-            raise _unreadable_elsewhere(manifest)
+            raise unreadable_elsewhere(manifest)
         return rows_dataset(lambda: _rows(storage, manifest, plains, start, chunk), manifest.features, chunk)
     if manifest.mixture is not None:
         return _mixed_records(storage, manifest, start, decoded, planned).batch(chunk, drop_remainder=True)
@@ -401,7 +367,11 @@ def _windows_of_records(
         plans = _verified_windows(storage.at(folder), manifest, start)
     else:
         found = windows_with(_windows(manifest, start), planned.records)
-        plans = planned_windows(f"{planned.root}/{folder}", manifest, found)
+        chosen = [
+            ([manifest.train[shard] for shard in window.shards], window.seed, (window.skip, window.end))
+            for window in found
+        ]
+        plans = constant_plans(storage.at(folder), f"{planned.root}/{folder}", manifest, "train", chosen)
 
     def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
         if manifest.held_out is None:

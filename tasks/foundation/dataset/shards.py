@@ -508,6 +508,28 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
         _VERIFIED[file] = stamp
 
 
+def require_intact(at: Storage, record: ShardRecord) -> None:
+    """Compare a shard that another host reads with the manifest, once per process; in a bucket, by its own checksum.
+
+    Raises:
+        DamagedDataset: the shard is missing or differs from the manifest.
+    """
+    where = f"{at.uri}/{record.path}"
+    try:
+        file = at.local_path(record.path)
+        if file is not None:
+            verify(file, record, where=where)
+            return
+        stamp = (f"{record.size}-{record.crc32c}", 0)
+        if _VERIFIED.get(Path(where)) != stamp:
+            found = at.stat(record.path)
+            if not _agrees(found, record):
+                raise _damaged(where, found, record)
+            _VERIFIED[Path(where)] = stamp
+    except FileMissing as fault:
+        raise _missing(where, record) from fault
+
+
 def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> None:
     """Download a shard; download it once more if the bytes differ from the manifest.
 

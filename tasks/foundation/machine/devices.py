@@ -206,7 +206,7 @@ class Accelerator:
         exchange: sends numbers between hosts; None for a single host.
         link: carries frames between hosts, from any thread; None for a single host.
         auto_choice: what `kind: auto` chose, and why; empty for other kinds.
-        io_device: device on which checkpoints are written and read; None for the default.
+        io_device: device whose memory belongs to this process if replicas belong to TensorFlow servers; else None.
     """
 
     strategy: Any
@@ -226,6 +226,11 @@ class Accelerator:
     def hosts(self) -> int:
         """Number of hosts."""
         return self.environment.hosts
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether the replicas belong to TensorFlow servers, whose files these read without Python."""
+        return self.io_device is not None
 
     @property
     def is_chief(self) -> bool:
@@ -295,7 +300,7 @@ _acquired: list[_Acquired] = []
 def acquire(
     spec: AcceleratorSpec, recorded: Environment | None, *, deterministic: bool = True, link: HostLink | None = None
 ) -> Accelerator:
-    """The accelerator of this process. The first call creates it; a call after a TPU was lost creates it again.
+    """The accelerator of this process. The first call creates it; a call after a local TPU was lost creates it again.
 
     Args:
         spec: `accelerator` of the run file.
@@ -336,7 +341,7 @@ def acquire(
         )
     if acquired.lost:
         gone = f"this process lost its accelerator {settings[0]}"
-        if kind != "tpu":
+        if kind != "tpu" or acquired.accelerator.has_servers:  # no process can connect twice
             raise AcceleratorLost(f"{gone}; run the same command again")
         try:
             acquired.accelerator = _make(

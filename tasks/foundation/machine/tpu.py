@@ -2,7 +2,10 @@
 
 What finds it reads only device files, environment variables and installed packages, so it never waits for a network,
 and it runs before TensorFlow is imported, which reads the variables that `announce_tpu` sets. Only the metadata server
-of a TPU VM is asked for the type of the TPU. TensorFlow is imported only by `tpu_strategy`; the error of a failed call
+of a TPU VM is asked for the type of the TPU and the number of the worker.
+
+A slice of several hosts has a TensorFlow server on each of them, and one client: Baton, on worker 0. A lost host fails
+the call that needs it. TensorFlow is imported only by `tpu_strategy`; the error of a failed call
 names the call and its target.
 
 Sizes and memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to
@@ -38,11 +41,14 @@ _PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_
 # Of a slice: names of its hosts and addresses of its processes, separated by commas; its type; and the number of slices
 # of the job.
 _HOSTNAMES, _PROCESSES = "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"
+_WORKER = "TPU_WORKER_ID"
 _TYPE, _SLICES = "TPU_ACCELERATOR_TYPE", "MEGASCALE_NUM_SLICES"
 _VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
 REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
 # For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
 IO_DEVICE: Final = "/job:localhost"
+# TensorFlow sends operations to servers ahead, and a function that runs there may then overtake an assignment.
+_STREAMING: Final = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 _GRPC, _PORT = "grpc://", 8470
 _CONNECT_SECONDS = 5.0
 
@@ -221,9 +227,25 @@ def require_one_host() -> None:
     found = _signs_of_a_slice()
     if found:
         raise AcceleratorError(
-            f"this machine is one of several hosts of a TPU slice ({found}), and training over several hosts of a "
-            "slice is not supported; use a slice of one host, such as v5litepod-8, or accelerator.kind: cpu to train "
-            "without the TPU"
+            f"this machine is one of several hosts of a TPU slice ({found}), and accelerator.tpu: local is the TPU of "
+            f"one host; on worker 0, name the TensorFlow servers of all hosts, accelerator.tpu: {_GRPC}host-0:{_PORT},"
+            f"{_GRPC}host-1:{_PORT}; or use a slice of one host, such as v5litepod-8, or accelerator.kind: cpu"
+        )
+
+
+def require_first_worker() -> None:
+    """Check that this machine is not another worker of a slice than the one that drives the servers of all hosts.
+
+    Raises:
+        AcceleratorError: it is.
+    """
+    number = os.environ.get(_WORKER, "")
+    if not number and device_files():  # a TPU VM has it only in its metadata
+        number = instance_attribute("agent-worker-number") or ""
+    if number.strip() not in {"", "0"}:
+        raise AcceleratorError(
+            f"this machine is worker {number} of a TPU slice; baton runs on worker 0 only, whose process drives the "
+            "TensorFlow servers of all hosts; run only the server here"
         )
 
 
@@ -244,14 +266,14 @@ def _signs_of_a_slice() -> str:
 
 
 def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
-    """A `tf.distribute.TPUStrategy` over all cores of this machine's TPU.
+    """A `tf.distribute.TPUStrategy` over all cores of a TPU.
 
     Args:
-        spec: `accelerator` of the run file; its `tpu` is `local`, or a name or address of this machine's TPU.
+        spec: `accelerator` of the run file; its `tpu` is `local`, or a name, or addresses, of one behind servers.
         again: whether this process had the TPU and lost it. It is then shut down first, and loses all its state.
 
     Raises:
-        AcceleratorError: the TPU is missing, is not this machine's, does not respond, or cannot be initialized.
+        AcceleratorError: the TPU is missing, does not respond, or cannot be initialized.
     """
     import tensorflow as tf  # what only looks for a TPU needs none
 
@@ -260,8 +282,10 @@ def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
         with _as_accelerator_error(spec, "tf.tpu.experimental.shutdown_tpu_system"):
             tf.tpu.experimental.shutdown_tpu_system(resolver)
     if spec.tpu != "local":
+        os.environ[_STREAMING] = "false"
         with _as_accelerator_error(spec, "tf.config.experimental_connect_to_cluster"):
-            tf.config.experimental_connect_to_cluster(resolver)
+            # The default would be a scope of this thread only: other threads would place the same operation elsewhere.
+            tf.config.experimental_connect_to_cluster(resolver, make_master_device_default=False)
     with _as_accelerator_error(spec, "tf.tpu.experimental.initialize_tpu_system"):
         tf.tpu.experimental.initialize_tpu_system(resolver)
     with _as_accelerator_error(spec, "tf.distribute.TPUStrategy"):
@@ -277,45 +301,29 @@ def _local() -> Any:
 
 
 def _named(spec: AcceleratorSpec) -> Any:
-    """The resolver of a TPU behind a TensorFlow server on this machine."""
+    """The resolver of a TPU behind TensorFlow servers, one on each of its hosts."""
     import tensorflow as tf
 
     require_packages()
     # Without a metadata server, TensorFlow would look for one without a time limit.
     if not spec.tpu.startswith(_GRPC) and metadata_address() is None:
-        raise _not_this_machine(spec, "this machine is not on Google Cloud")
+        raise AcceleratorError(
+            f"accelerator.tpu = {spec.tpu}: this machine is not on Google Cloud, which knows TPUs by name; give the "
+            f"addresses of their servers, {_GRPC}host-0:{_PORT},{_GRPC}host-1:{_PORT}, or accelerator.tpu: local"
+        )
     with _as_accelerator_error(spec, "tf.distribute.cluster_resolver.TPUClusterResolver"):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=spec.tpu)
         workers = list(resolver.cluster_spec().job_tasks(resolver.task_type))
-    # Another machine could not read the examples from this machine's disk.
-    host, _, port = workers[0].partition(":")
-    if len(workers) > 1 or not _is_this_machine(host):
-        raise _not_this_machine(spec, f"it is at {', '.join(workers)}")
-    try:
-        socket.create_connection((host, int(port or _PORT)), timeout=_CONNECT_SECONDS).close()
-    except OSError as fault:
-        raise AcceleratorError(
-            f"accelerator.tpu = {spec.tpu}: no TensorFlow server responds at {workers[0]} ({fault}); start one, or use "
-            "accelerator.tpu: local"
-        ) from fault
+    for worker in workers:
+        host, _, port = worker.partition(":")
+        try:
+            socket.create_connection((host, int(port or _PORT)), timeout=_CONNECT_SECONDS).close()
+        except OSError as fault:
+            raise AcceleratorError(
+                f"accelerator.tpu = {spec.tpu}: no TensorFlow server responds at {worker} ({fault}); start one on each "
+                "host, or use accelerator.tpu: local for the TPU of one host"
+            ) from fault
     return resolver
-
-
-def _not_this_machine(spec: AcceleratorSpec, why: str) -> AcceleratorError:
-    return AcceleratorError(
-        f"accelerator.tpu = {spec.tpu} is not the TPU of this machine ({why}); run baton on the TPU VM itself, with "
-        "accelerator.tpu: local"
-    )
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether an address belongs to this machine: only such addresses can be bound."""
-    try:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

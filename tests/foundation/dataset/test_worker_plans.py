@@ -6,19 +6,29 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.dataset import read
+from tasks.foundation.dataset import read, worker_plans
+from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.read import WorkerFiles
-from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.dataset.worker_plans import (
+    require_no_python,
+    require_readable_datasets,
+    require_shared_storage,
+)
+from tasks.foundation.errors import AcceleratorError, DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
 from tests.foundation.dataset.conftest import make_numbered
 from tests.foundation.dataset.test_mixed_batches import Mixed, mixed
 from tests.foundation.dataset.test_transformed_batches import BATCH, BOTH
@@ -113,6 +123,87 @@ def test_input_that_another_host_cannot_read_is_refused(
         )
 
 
+def test_planned_evaluation_has_the_examples_of_python(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([9, 4], [5, 7, 3])
+    found, expected = (
+        [
+            y.numpy().tolist()
+            for _, y in set_batches(prepared.storage, prepared.ref, on="validation", batch_size=4, **server)
+        ]
+        for server in ({"on_server": True}, {})
+    )
+    assert len(found) == 3
+    assert found == expected
+
+
+@pytest.mark.parametrize("on", ["training", "validation"])
+def test_damaged_shard_is_found_before_a_server_reads_it(numbered: Callable[..., Any], on: str) -> None:
+    prepared = numbered([9], [8])
+    shard = prepared.manifest.train[0] if on == "training" else prepared.manifest.validation[0]
+    file = prepared.storage.local_path(f"{prepared.ref.folder}/{shard.path}")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    read_it = {
+        "training": lambda: planned(prepared, 1, seed=0, global_batch_size=4, window_shards=1, first_batch=0),
+        "validation": lambda: set_batches(
+            prepared.storage, prepared.ref, on="validation", batch_size=4, on_server=True
+        ),
+    }
+    with pytest.raises(DamagedDataset, match=shard.path):
+        read_it[on]()
+
+
+def test_storage_that_hosts_cannot_share_is_refused(numbered: Callable[..., Any]) -> None:
+    require_readable_datasets(numbered([9]).storage, numbered([9]).ref)
+    prepared = numbered([9], storage=MemoryStorage("worker-plans"))
+    with pytest.raises(AcceleratorError, match=r"storage memory://.* is not shared with the TensorFlow servers"):
+        require_readable_datasets(prepared.storage, prepared.ref)
+
+
+def test_examples_in_place_are_refused(numbered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = numbered([9])
+    shard = prepared.manifest.train[0].model_copy(update={"path": "file:///elsewhere/data.tfrecord"})
+    manifest = prepared.manifest.model_copy(update={"train": (shard,)})
+    monkeypatch.setattr(worker_plans, "load_manifest", lambda *_: manifest)
+    with pytest.raises(AcceleratorError, match=r"set data\.options\.copy: true"):
+        require_readable_datasets(prepared.storage, prepared.ref)
+
+
+class _Elsewhere:
+    """A storage that hosts have at another path, or not at all."""
+
+    def __init__(self, storage: LocalStorage, uri: Path) -> None:
+        self.read, self.uri = storage.read, str(uri)
+
+
+def test_each_host_must_have_the_storage(numbered: Callable[..., Any], tmp_path: Path) -> None:
+    prepared = numbered([9])
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    strategy = SimpleNamespace(extended=SimpleNamespace(worker_devices=(device,)))
+    require_shared_storage(prepared.storage, prepared.ref, strategy)
+    other: Any = _Elsewhere(prepared.storage, tmp_path / "other")
+    with pytest.raises(
+        AcceleratorError, match=r"task:0 of accelerator.tpu does not find .*/other/.* \(NotFoundError\)"
+    ):
+        require_shared_storage(other, prepared.ref, strategy)
+    path = Path(other.uri) / prepared.ref.folder / "manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{}")
+    with pytest.raises(AcceleratorError, match=r"\(another file\); use gs://BUCKET as storage"):
+        require_shared_storage(other, prepared.ref, strategy)
+
+
+def _absolute(function: Any, number: Any) -> Any:
+    return function(abs, [number], tf.int64)
+
+
+def test_transforms_that_call_python_are_refused() -> None:
+    numbers = tf.data.Dataset.range(4)
+    require_no_python(numbers.map(lambda number: number + 1))
+    for function in (tf.numpy_function, tf.py_function):
+        with pytest.raises(AcceleratorError, match=r"calls Python .*PyFunc"):
+            require_no_python(numbers.map(partial(_absolute, function)))
+
+
 COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
 BATCHES = 20
 DISK = "disk"  # of the server's host, below its working folder
@@ -158,7 +249,7 @@ def read_remotely(address: str, root: str, reference: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_server_with_other_files_reads_the_same_bits(tmp_path: Path) -> None:
-    """The client has manifests only. The shards are below the working folder of the server's host."""
+    """The server finds the shards below its working folder, where the client has none."""
     prepared = make_numbered(tmp_path, [9, 12, 7])
     storage, host = tmp_path / "storage", tmp_path / "host"
     expected = [
@@ -166,8 +257,6 @@ def test_server_with_other_files_reads_the_same_bits(tmp_path: Path) -> None:
         for batch in read.training_dataset(prepared.storage, prepared.ref, **COMMON).take(BATCHES).as_numpy_iterator()
     ]
     shutil.copytree(storage, host / DISK)
-    for shard in storage.rglob("*.tfrecord"):
-        shard.unlink()
     (address,) = free_addresses(1)
     command = [sys.executable, "-m", "tests.support.call_function", __name__]
     serving = json.dumps({"address": address, "folder": str(host)})

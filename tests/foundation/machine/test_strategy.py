@@ -115,6 +115,9 @@ def test_process_keeps_its_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (AcceleratorSpec(kind="tpu", tpu="your-tpu"), TPU):
         with pytest.raises(AcceleratorError, match=r"this process already uses .*tpu/my-tpu"):
             acquire(other, None)
+    devices._acquired[0].lost = True
+    with pytest.raises(AcceleratorLost, match="lost its accelerator tpu/my-tpu; run the same command again"):
+        acquire(NAMED, None)
     monkeypatch.setattr(devices, "_acquired", [])
     assert acquire(TPU, None).io_device is None
 

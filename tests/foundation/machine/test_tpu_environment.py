@@ -13,7 +13,13 @@ import pytest
 
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine import tpu
-from tasks.foundation.machine.tpu import device_files, looked_at, require_local_tpu, require_one_host
+from tasks.foundation.machine.tpu import (
+    device_files,
+    looked_at,
+    require_first_worker,
+    require_local_tpu,
+    require_one_host,
+)
 from tests.support.checkout import CHECKOUT
 from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, look_like_a_tpu_vm
 
@@ -113,6 +119,21 @@ def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environment_of_another_setup_is_refused(variable: str, value: str, words: str) -> None:
     os.environ[variable] = value
     assert words in refusal()
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_only_the_first_worker_of_a_slice_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = {"agent-worker-number": "0"}
+    monkeypatch.setattr(tpu, "instance_attribute", metadata.get)
+    require_first_worker()
+    metadata["agent-worker-number"] = "2"
+    with pytest.raises(AcceleratorError, match="is worker 2 of a TPU slice; baton runs on worker 0 only"):
+        require_first_worker()
+    os.environ["TPU_WORKER_ID"] = "0"
+    require_first_worker()
+    os.environ["TPU_WORKER_ID"] = "1"
+    with pytest.raises(AcceleratorError, match="is worker 1 of a TPU slice"):
+        require_first_worker()
 
 
 @pytest.mark.usefixtures("tpu_vm")

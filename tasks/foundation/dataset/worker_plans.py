@@ -1,0 +1,132 @@
+"""What TensorFlow servers read: hosts that run no Python of Baton, driven by a client on another machine.
+
+A graph that runs there can neither call Python nor read the client's disk. So the plans of what to read are constants
+of the graph, the shards are in a bucket or in a folder that all hosts share, and transforms consist of TensorFlow's
+operations. What cannot be read like that is refused by name.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from tasks.foundation.dataset import order
+from tasks.foundation.dataset.column_streams import has_columns
+from tasks.foundation.dataset.manifest import Part, dataset_of_set, load_manifest, manifest_path, plain_datasets
+from tasks.foundation.dataset.shards import part_of, require_intact
+from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.storage.interface import Storage
+
+# Operations that run Python code.
+PYTHON_OPERATIONS: Final = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
+
+def constant_plans(
+    at: Storage,
+    address: str,
+    manifest: DatasetManifest,
+    part: Part,
+    plans: Sequence[tuple[Sequence[ShardRecord], order.Seed, tuple[int, int]]],
+) -> Any:
+    """Return a dataset of plans that needs no Python, for another host; the shards are compared with the manifest here.
+
+    Args:
+        at: store rooted at the dataset's folder.
+        address: the same folder as that host finds it.
+        manifest: of the dataset.
+        part: of it.
+        plans: at least one: its shards, and seed and numbers as `Plan` has them.
+
+    Raises:
+        AcceleratorError: the dataset reads files where they were before.
+        DamagedDataset: a shard is missing or differs from the manifest.
+    """
+    shards = [list(each) for each, _, _ in plans]
+    if any(shard.is_external for each in shards for shard in each):
+        raise unreadable_elsewhere(manifest)
+    for shard in {shard.path: shard for each in shards for shard in each}.values():
+        require_intact(at, shard)
+    parts = [part_of(manifest, each, part) for each in shards]
+    constants = (
+        tf.ragged.constant([[f"{address}/{shard.path}" for shard in each] for each in shards], tf.string),
+        tf.constant([count for count, _ in parts], tf.int64),
+        tf.RaggedTensor.from_row_lengths(
+            np.concatenate([positions for _, positions in parts]), [len(positions) for _, positions in parts]
+        ),
+        tf.constant([seed for _, seed, _ in plans], tf.int64),
+        tf.constant([taken for _, _, taken in plans], tf.int64),
+    )
+    return tf.data.Dataset.from_tensor_slices(constants)
+
+
+def unreadable_elsewhere(manifest: DatasetManifest) -> AcceleratorError:
+    """The error of a dataset that only this process can read."""
+    return AcceleratorError(
+        f"{manifest.source}: its examples are parts of files outside the storage root, which another host cannot "
+        "read by itself; set data.options.copy: true"
+    )
+
+
+def require_no_python(dataset: Any) -> None:
+    """Refuse a dataset whose graph calls Python, which a server cannot.
+
+    Raises:
+        AcceleratorError: it does.
+    """
+    graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+    nodes = (*graph.node, *(node for each in graph.library.function for node in each.node_def))
+    found = sorted({node.op for node in nodes} & PYTHON_OPERATIONS)
+    if found:
+        raise AcceleratorError(
+            f"data.transform, batch_transform or validation_transform calls Python ({', '.join(found)}), which the "
+            "TensorFlow servers of accelerator.tpu cannot; use TensorFlow's operations in place of tf.py_function and "
+            "tf.numpy_function"
+        )
+
+
+def require_readable_datasets(storage: Storage, ref: DatasetRef) -> None:
+    """Refuse a dataset that servers cannot read, before one of them is asked.
+
+    Raises:
+        AcceleratorError: the storage ends with this process, or examples stay where they were.
+    """
+    if "://" in storage.uri and not storage.uri.startswith("gs://"):
+        raise AcceleratorError(
+            f"storage {storage.uri} is not shared with the TensorFlow servers of accelerator.tpu; use gs://BUCKET, or "
+            "a folder that all hosts have at the same path"
+        )
+    own = [dataset_of_set(each) for each in (ref.validation, ref.test) if each is not None]
+    for each in (ref, *own):
+        whole = load_manifest(storage, each)
+        plains = [manifest for _, manifest in plain_datasets(storage, whole, each.folder)]
+        shards = [shard for manifest in plains for shard in (*manifest.train, *manifest.validation)]
+        if has_columns(plains) or any(shard.is_external for shard in shards):
+            raise unreadable_elsewhere(whole)
+
+
+def require_shared_storage(storage: Storage, ref: DatasetRef, strategy: Any) -> None:
+    """Let each host read the manifest of the dataset.
+
+    Args:
+        storage: the storage root.
+        ref: the prepared dataset.
+        strategy: over devices of the hosts.
+
+    Raises:
+        AcceleratorError: a host finds no such file, or another one.
+    """
+    path = manifest_path(ref.folder)
+    expected = storage.read(path)
+    for host in sorted({device.partition("/device:")[0] for device in strategy.extended.worker_devices}):
+        try:
+            with tf.device(f"{host}/device:CPU:0"):
+                same, why = tf.io.read_file(f"{storage.uri}/{path}").numpy() == expected, "another file"
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError) as fault:
+            same, why = False, type(fault).__name__
+        if not same:
+            raise AcceleratorError(
+                f"{host} of accelerator.tpu does not find {storage.uri}/{path} ({why}); use gs://BUCKET as storage, or "
+                "a folder that all hosts share and have at the same path"
+            )

@@ -1,0 +1,140 @@
+"""A slice of several TPU hosts: one client and a TensorFlow server on each host, with a stand-in for TPUs.
+
+Whatever is killed, the bits are those of one process with as many local replicas.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.foundation.contracts.placement import AcceleratorSpec
+from tasks.foundation.machine.tpu import tpu_strategy
+from tests.support.homes import log_of, read_history
+from tests.support.lab import in_fresh_process
+from tests.support.shipped_runs import slow_digits
+from tests.support.stand_in_slice import DRIVER, LOCAL, Servers, install, servers
+from tests.support.training_child import Child
+
+pytestmark = pytest.mark.slow
+
+# TPUs have no deterministic operations of TensorFlow, and a server of the stand-in has one thread for an operation. A
+# callback can pause at each row.
+COMMON = [
+    "train.deterministic=false", "accelerator.intra_op_threads=1", "train.segment_steps=13",
+    "train.callbacks=model.py:pauses",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Servers]:
+    with servers(2) as found:
+        yield found
+
+
+class Slices:
+    """Runs of one file on slices and on local replicas."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = slow_digits(folder / "code")
+
+    def start(self, name: str, tpu: str, *options: str, pause: float = 0, extra: Sequence[str] = ()) -> Child:
+        return self._start(
+            name, *options, pause=pause, extra=["accelerator.kind=tpu", f"accelerator.tpu={tpu}", *extra]
+        )
+
+    def local(self, replicas: int, extra: Sequence[str] = ()) -> tuple[Any, ...]:
+        name = f"local-{replicas}"
+        done = self._start(name, LOCAL, extra=[f"accelerator.replicas={replicas}", *extra]).finish(0)
+        return done.result["state_digest"], *read_history(self.home(name))
+
+    def finish(self, name: str, tpu: str, extra: Sequence[str] = ()) -> tuple[Any, ...]:
+        done = self.start(name, tpu, extra=extra).finish(0)
+        return done.result["state_digest"], *read_history(self.home(name))
+
+    def home(self, name: str) -> Path:
+        return self._folder / name / "digits-cnn"
+
+    def _start(self, name: str, *options: str, pause: float = 0, extra: Sequence[str]) -> Child:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        env = {"BATON_TEST_PAUSE_SECONDS": str(pause)}
+        return Child(
+            "digits", folder, *options, extra=[*COMMON, *extra], notes=folder, driver=DRIVER, file=self._file, env=env
+        )
+
+
+@pytest.fixture(scope="module")
+def slices(tmp_path_factory: pytest.TempPathFactory) -> Slices:
+    return Slices(tmp_path_factory.mktemp("slices"))
+
+
+@pytest.fixture(scope="module")
+def expected(slices: Slices) -> tuple[Any, ...]:
+    """The digest at the end, the rows, and the evaluations."""
+    found = slices.local(4)
+    assert (len(found[1]), [step for step, _ in found[2]]) == (8, [25, 50, 60])
+    return found
+
+
+def test_slice_has_the_bits_of_local_replicas(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
+    assert slices.finish("straight", two_hosts.tpu) == expected
+    environment = log_of(slices.home("straight")).require_head().environment
+    assert (environment.accelerator, environment.replicas) == ("tpu", 4)
+
+
+def test_killed_client_and_server_change_no_bit(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
+    slices.start("killed", two_hosts.tpu, "--until-step", "10").finish(0)
+    client = slices.start("killed", two_hosts.tpu, pause=2)
+    assert client.until_commits(3)
+    assert client.kill()
+    client = slices.start("killed", two_hosts.tpu, pause=5)
+    assert client.until_printed("started in")
+    two_hosts.kill(1)
+    lost = client.finish(3)
+    assert "AcceleratorLost: the accelerator (tpu, 4 replicas) was lost: " in lost.stderr
+    two_hosts.start(1)  # the other one goes on
+    assert slices.finish("killed", two_hosts.tpu) == expected
+
+
+def test_slice_of_three_hosts_has_the_bits_of_local_replicas(slices: Slices) -> None:
+    of_six = ["train.global_batch_size=60"]
+    with servers(3) as three_hosts:
+        assert slices.finish("three", three_hosts.tpu, of_six) == slices.local(6, of_six)
+
+
+def count_overtaken(tpu: str) -> int:
+    """How often a function on a server sees an older value than the one that was assigned before it was called."""
+    install()
+    import tensorflow as tf
+
+    tpu_strategy(AcceleratorSpec(kind="tpu", tpu=tpu))
+    with tf.device("/job:worker/task:1/device:CPU:0"):
+        variables = [tf.Variable(tf.zeros([20_000])) for _ in range(8)]
+
+    @tf.function
+    def add() -> None:
+        with tf.device("/job:worker/task:1/device:CPU:0"):
+            for variable in variables:
+                variable.assign_add(tf.ones([20_000]))
+
+    overtaken = 0
+    for _ in range(100):
+        for variable in variables:
+            variable.assign(tf.zeros([20_000]))
+        add()
+        overtaken += any(variable[0].numpy() != 1 for variable in variables)
+    return overtaken
+
+
+def test_functions_do_not_overtake_assignments(two_hosts: Servers) -> None:
+    assert in_fresh_process(count_overtaken, tpu=two_hosts.tpu) == 0
+
+
+def test_slice_with_a_dead_server_is_refused(slices: Slices) -> None:
+    with servers(1) as dead:
+        dead.kill(0)
+        refused = slices.start("dead", dead.tpu).finish(2)
+    assert f"no TensorFlow server responds at {dead.addresses[0]}" in refused.stderr
