@@ -26,7 +26,7 @@ from tasks.foundation.dataset.manifest import changed_files, load_manifest, zero
 from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.dataset.read import WorkerFiles, training_dataset
-from tasks.foundation.dataset.worker_plans import require_no_python, require_readable_datasets, require_shared_storage
+from tasks.foundation.dataset.worker_plans import require_no_python, require_shared_storage
 from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.machine.cluster import is_chief
@@ -263,9 +263,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
 
 
 def _acquire(spec: RunSpec, dataset: DatasetRef, head: Head | None, root: Storage) -> Accelerator:
-    """The accelerator of this process; if it has servers, they can read the dataset."""
-    if spec.accelerator.tpu != "local":
-        require_readable_datasets(root, dataset)
+    """The accelerator of this process; if it has servers, they find the dataset."""
     accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
     if accelerator.has_servers:
         require_shared_storage(root, dataset, accelerator.strategy)

@@ -414,14 +414,19 @@ class DataSpec(Contract):
         if given and self.validation_fraction == 0:
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
-        in_place = next(filter(_stays_in_place, self._named), None)
-        if given and in_place is not None and self.pad is None and self.pack is None:
+        if given and self.source_in_place is not None:
             raise ValueError(
-                f"{given[0]} needs records that Baton copies, but those of source {in_place.source} stay in their "
+                f"{given[0]} needs records that Baton copies, but those of source {self.source_in_place} stay in their "
                 "files; set options.copy to true, or put the held-out records into files of their own, named under "
                 "validation"
             )
         return self
+
+    @property
+    def source_in_place(self) -> str | None:
+        """The first source whose records Baton reads where they are; None if it copies all."""
+        in_place = next(filter(_stays_in_place, self._named), None)
+        return None if in_place is None or self.pad is not None or self.pack is not None else in_place.source
 
     @property
     def has_validation(self) -> bool:

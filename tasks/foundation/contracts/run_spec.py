@@ -600,11 +600,16 @@ class RunSpec(Contract):
 
     @model_validator(mode="after")
     def _servers_read_files(self) -> Self:
-        if self.accelerator.tpu != "local" and self.data.cache == "memory":
-            raise ValueError(
-                "data.cache: memory keeps the examples in this process, and the TensorFlow servers of accelerator.tpu "
-                "read files; drop it"
-            )
+        by_itself = {
+            "data.cache: memory keeps the examples in this process; drop it": self.data.cache == "memory",
+            f"storage {self.storage} is in the memory of this process; name a folder that all hosts have, or gs://":
+                self.storage.startswith("memory:"),
+            f"the records of source {self.data.source_in_place} stay in their files; set options.copy to true":
+                self.data.source_in_place is not None,
+        }  # fmt: skip
+        for words, is_so in by_itself.items():
+            if is_so and self.accelerator.tpu != "local":
+                raise ValueError(f"the TensorFlow servers of accelerator.tpu read prepared shards, and {words}")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.contracts.data_spec import SetName, SetRef
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset.column_streams import (
     RangeReader,
@@ -19,7 +19,7 @@ from tasks.foundation.dataset.column_streams import (
     rows_dataset,
     together,
 )
-from tasks.foundation.dataset.manifest import Part, dataset_of_set, load_manifest, plain_datasets
+from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
 from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
 from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
 from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
@@ -176,3 +176,14 @@ def place_of_set(ref: DatasetRef, on: SetName) -> tuple[DatasetRef, Part]:
             raise ValueError(f"the dataset {ref.folder} has no {on} set")
         return ref, "validation"
     return dataset_of_set(own), "train"
+
+
+def dataset_of_set(own: SetRef) -> DatasetRef:
+    """Return the dataset that an own set is: all of its examples are in the part train."""
+    return DatasetRef(
+        folder=own.folder,
+        content_digest=own.content_digest,
+        train_examples=own.examples,
+        validation_examples=0,
+        already_prepared=True,
+    )

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.data_spec import MixedSource, SetRef
+from tasks.foundation.contracts.data_spec import MixedSource
 from tasks.foundation.contracts.dataset import (
     PREPARE_AGAIN,
     DatasetManifest,
@@ -203,14 +203,3 @@ def positions_of_part(part: Part, rule: HeldOut, shards: Sequence[ShardRecord]) 
     """
     masks = [held_out_mask(rule, shard.first, shard.first + shard.records_held) for shard in shards]
     return np.flatnonzero(np.concatenate(masks) == (part == "validation")).astype(np.int64)
-
-
-def dataset_of_set(own: SetRef) -> DatasetRef:
-    """Return the dataset that an own set is: all of its examples are in the part train."""
-    return DatasetRef(
-        folder=own.folder,
-        content_digest=own.content_digest,
-        train_examples=own.examples,
-        validation_examples=0,
-        already_prepared=True,
-    )

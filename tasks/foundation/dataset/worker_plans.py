@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.dataset import order
-from tasks.foundation.dataset.column_streams import has_columns
-from tasks.foundation.dataset.manifest import Part, dataset_of_set, load_manifest, manifest_path, plain_datasets
+from tasks.foundation.dataset.manifest import Part, manifest_path
 from tasks.foundation.dataset.shards import part_of, require_intact
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.interface import Storage
@@ -84,26 +83,6 @@ def require_no_python(dataset: Any) -> None:
             "TensorFlow servers of accelerator.tpu cannot; use TensorFlow's operations in place of tf.py_function and "
             "tf.numpy_function"
         )
-
-
-def require_readable_datasets(storage: Storage, ref: DatasetRef) -> None:
-    """Refuse a dataset that servers cannot read, before one of them is asked.
-
-    Raises:
-        AcceleratorError: the storage ends with this process, or examples stay where they were.
-    """
-    if "://" in storage.uri and not storage.uri.startswith("gs://"):
-        raise AcceleratorError(
-            f"storage {storage.uri} is not shared with the TensorFlow servers of accelerator.tpu; use gs://BUCKET, or "
-            "a folder that all hosts have at the same path"
-        )
-    own = [dataset_of_set(each) for each in (ref.validation, ref.test) if each is not None]
-    for each in (ref, *own):
-        whole = load_manifest(storage, each)
-        plains = [manifest for _, manifest in plain_datasets(storage, whole, each.folder)]
-        shards = [shard for manifest in plains for shard in (*manifest.train, *manifest.validation)]
-        if has_columns(plains) or any(shard.is_external for shard in shards):
-            raise unreadable_elsewhere(whole)
 
 
 def require_shared_storage(storage: Storage, ref: DatasetRef, strategy: Any) -> None:

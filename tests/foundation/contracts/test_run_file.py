@@ -51,6 +51,8 @@ LAUGHS = "\n".join(
 # One row per line: the run file and words of the message.
 # ruff: noqa: E501
 # fmt: off
+SERVERS = swap("{kind: auto}", "{kind: tpu, tpu: 'grpc://a:8470,grpc://b:8470'}")
+
 REFUSED = [
     # the file as YAML
     Bad("empty", "", ("is empty", "a line like  run: my-run")),
@@ -178,6 +180,10 @@ REFUSED = [
     Bad("code without a deployment", plus("stages: {evaluate: {code_folder: /code}}\n"), ("code_folder", "name the deployment too, or drop code_folder")),
     Bad("devices without a deployment", plus("stages: {evaluate: {accelerator: {kind: cpu}}}\n"), ("accelerator", "name a deployment for the stage")),
     Bad("one stage on several hosts", plus("stages: {evaluate: {deployment: evaluate/a, accelerator: {kind: multi_worker}}}\n"), ("a stage is one process",)),
+    # the TensorFlow servers of a slice
+    Bad("memory for servers", SERVERS.replace("0.1", "0.1\n  cache: memory"), ("data.cache: memory keeps the examples in this process", "drop it")),
+    Bad("records in place for servers", SERVERS.replace("source: digits", "source: tfrecord"), ("the records of source tfrecord stay in their files", "options.copy")),
+    Bad("no shared storage for servers", re.sub("storage: .*", "storage: memory://a", SERVERS), ("storage memory://a is in the memory of this process", "gs://")),
     Bad("stages of several hosts", swap("{kind: auto}", "{kind: multi_worker}") + "stages: {evaluate: evaluate/a}\n", ("every host runs all stages", "drop stages.evaluate")),
     # choices
     Bad("unknown kind", swap("{kind: auto}", "{kind: quantum}"), ("accelerator.kind is quantum", "not 'auto', 'tpu'", "multi_worker")),

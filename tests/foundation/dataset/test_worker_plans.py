@@ -18,17 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.dataset import read, worker_plans
+from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.read import WorkerFiles
 from tasks.foundation.dataset.worker_plans import (
+    constant_plans,
     require_no_python,
-    require_readable_datasets,
     require_shared_storage,
 )
 from tasks.foundation.errors import AcceleratorError, DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
 from tests.foundation.dataset.conftest import make_numbered
 from tests.foundation.dataset.test_mixed_batches import Mixed, mixed
 from tests.foundation.dataset.test_transformed_batches import BATCH, BOTH
@@ -152,20 +151,11 @@ def test_damaged_shard_is_found_before_a_server_reads_it(numbered: Callable[...,
         read_it[on]()
 
 
-def test_storage_that_hosts_cannot_share_is_refused(numbered: Callable[..., Any]) -> None:
-    require_readable_datasets(numbered([9]).storage, numbered([9]).ref)
-    prepared = numbered([9], storage=MemoryStorage("worker-plans"))
-    with pytest.raises(AcceleratorError, match=r"storage memory://.* is not shared with the TensorFlow servers"):
-        require_readable_datasets(prepared.storage, prepared.ref)
-
-
-def test_examples_in_place_are_refused(numbered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_in_place_are_refused(numbered: Callable[..., Any]) -> None:
     prepared = numbered([9])
     shard = prepared.manifest.train[0].model_copy(update={"path": "file:///elsewhere/data.tfrecord"})
-    manifest = prepared.manifest.model_copy(update={"train": (shard,)})
-    monkeypatch.setattr(worker_plans, "load_manifest", lambda *_: manifest)
     with pytest.raises(AcceleratorError, match=r"set data\.options\.copy: true"):
-        require_readable_datasets(prepared.storage, prepared.ref)
+        constant_plans(prepared.storage, "", prepared.manifest, "train", [([shard], (0, 0), (0, 9))])
 
 
 class _Elsewhere:
