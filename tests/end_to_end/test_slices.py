@@ -23,8 +23,30 @@ pytestmark = pytest.mark.slow
 # callback can pause at each row.
 COMMON = [
     "train.deterministic=false", "accelerator.intra_op_threads=1", "train.segment_steps=13",
-    "train.callbacks=model.py:pauses",
+    "train.callbacks=model.py:pauses", "train.drop_remainder=true", "data.transform=data.py:jitter",
+    "data.batch_transform=data.py:mix", "data.validation_transform=data.py:halved", "data.shard_examples=300",
 ]  # fmt: skip
+_TRANSFORMS = """
+import tensorflow as tf
+
+
+def jitter(example, *, seed):
+    return example[0] + tf.random.stateless_normal(tf.shape(example[0]), seed, stddev=0.1), example[1]
+
+
+def mix(batch, *, seed):
+    order = tf.argsort(tf.random.stateless_uniform(tf.shape(batch[1])[:1], seed), stable=True)
+    return 0.8 * batch[0] + 0.2 * tf.gather(batch[0], order), batch[1]
+
+
+def halved(example):
+    return example[0] * 0.5, example[1]
+
+
+def in_python(example):
+    value = tf.numpy_function(lambda x: x, [example[0]], tf.float32, stateful=False)
+    return tf.ensure_shape(value, example[0].shape), example[1]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +61,7 @@ class Slices:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = slow_digits(folder / "code")
+        self._file.with_name("data.py").write_text(_TRANSFORMS, encoding="utf-8")
 
     def start(self, name: str, tpu: str, *options: str, pause: float = 0, extra: Sequence[str] = ()) -> Child:
         return self._start(
@@ -103,6 +126,12 @@ def test_slice_of_three_hosts_has_the_bits_of_local_replicas(slices: Slices) -> 
     of_six = ["train.global_batch_size=60"]
     with servers(3) as three_hosts:
         assert slices.finish("three", three_hosts.tpu, of_six) == slices.local(6, of_six)
+
+
+def test_transform_in_python_is_refused(slices: Slices, two_hosts: Servers) -> None:
+    refused = slices.start("python", two_hosts.tpu, extra=["data.transform=data.py:in_python"]).finish(2)
+    assert "calls Python (PyFuncStateless), which the TensorFlow servers of accelerator.tpu cannot" in refused.stderr
+    assert not list(slices.home("python").glob("log/*"))
 
 
 def count_overtaken(tpu: str) -> int:

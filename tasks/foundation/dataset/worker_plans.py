@@ -69,7 +69,7 @@ def unreadable_elsewhere(manifest: DatasetManifest) -> AcceleratorError:
 
 
 def require_no_python(dataset: Any) -> None:
-    """Refuse a dataset whose graph calls Python, which a server cannot.
+    """Refuse a dataset whose graph calls Python, which a server cannot; transforms may call stateless functions.
 
     Raises:
         AcceleratorError: it does.

@@ -183,13 +183,13 @@ def test_each_host_must_have_the_storage(numbered: Callable[..., Any], tmp_path:
 
 
 def _absolute(function: Any, number: Any) -> Any:
-    return function(abs, [number], tf.int64)
+    return function(func=abs, inp=[number], Tout=tf.int64)
 
 
 def test_transforms_that_call_python_are_refused() -> None:
     numbers = tf.data.Dataset.range(4)
     require_no_python(numbers.map(lambda number: number + 1))
-    for function in (tf.numpy_function, tf.py_function):
+    for function in (tf.py_function, partial(tf.numpy_function, stateful=False)):
         with pytest.raises(AcceleratorError, match=r"calls Python .*PyFunc"):
             require_no_python(numbers.map(partial(_absolute, function)))
 
