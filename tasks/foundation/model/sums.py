@@ -7,11 +7,18 @@ three parts is one.
 
 Here such sums stay as they are written, and AddN may not reuse memory: then it adds from first to last. Sums of two
 values have the same bits in any order, and stay as they are.
+
+Where a function needs more than four fifths of a device's memory, by TensorFlow's estimate, it replaces AddN by a
+variable to which each input is added when it is ready. It takes a CPU's memory to be 256 MiB, so this happens to every
+larger model. A setting of this process turns it off.
 """
 
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from tensorflow.compat.v1 import ConfigProto, GraphOptions
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 
 _ADDS = frozenset({"Add", "AddN", "AddV2"})
@@ -19,29 +26,9 @@ _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # TensorFlow removes them before it rewrites sums, the second ones if they change nothing: a mean of a scalar, a product
 # with 1.
 _TRANSPARENT = frozenset({"Identity", "PreventGradient", "StopGradient"})
-_SOMETIMES_TRANSPARENT = frozenset(
-    {
-        "BroadcastTo",
-        "Cast",
-        "EnsureShape",
-        "ExpandDims",
-        "Max",
-        "Mean",
-        "Min",
-        "Mul",
-        "Pad",
-        "PadV2",
-        "Prod",
-        "RealDiv",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "StridedSlice",
-        "Sub",
-        "Sum",
-        "Tile",
-        "Transpose",
-    }
+_SOMETIMES_TRANSPARENT = re.compile(
+    "BroadcastTo|Cast|EnsureShape|ExpandDims|Max|Mean|Min|Mul|Pad|PadV2|Prod|RealDiv|Reshape|Slice|Squeeze"
+    "|StridedSlice|Sub|Sum|Tile|Transpose"
 )
 # They read a shape, which is known while tracing.
 _SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
@@ -51,6 +38,9 @@ _NOT_REWRITTEN = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 # Pairs of (input whose memory is reused, output); -2 stands for none.
 _REUSED_MEMORY = "_forward_input"
 _NONE = -2
+# By default, TensorFlow swaps memory and schedules it, which replaces AddN. `tf.config.optimizer` has no such setting.
+_MEMORY = RewriterConfig(memory_optimization=RewriterConfig.SWAPPING_HEURISTICS)
+_WHOLE_SUMS = ConfigProto(graph_options=GraphOptions(rewrite_options=_MEMORY))
 
 # Two values have the same sum, bit for bit, in both orders.
 _ANY_ORDER = 2
@@ -59,7 +49,7 @@ _ANY_ORDER = 2
 def fix_sum_order(function: Any, strategy: Any) -> tuple[str, ...]:
     """Replace a traced function, and those that it calls, by ones that add in a fixed order.
 
-    Call it before the function runs for the first time. Its graph in Python stays the same.
+    Call it before the function runs for the first time, in the thread that runs it. Its graph in Python stays the same.
 
     Args:
         function: a concrete function.
@@ -70,6 +60,10 @@ def fix_sum_order(function: Any, strategy: Any) -> tuple[str, ...]:
     """
     if type(strategy).__name__.startswith("TPUStrategy"):  # TPUStrategyV2
         return ()
+    eager = context.context()
+    eager._config = eager._config or ConfigProto()
+    eager._config.MergeFrom(_WHOLE_SUMS)
+    eager.function_call_options = None  # what this thread has made of the settings before
     library = list(function.graph._functions.values())
     graphs = {function.name: function.graph, **{each.name: each.graph for each in library if hasattr(each, "graph")}}
     # Neither the bodies of loops nor those of conditions.
@@ -81,7 +75,8 @@ def fix_sum_order(function: Any, strategy: Any) -> tuple[str, ...]:
     }
     fixed = []
     for name, graph in graphs.items():
-        if unordered := unordered_sums(graph, is_called=name in called):
+        unordered = unordered_sums(graph, is_called=name in called)
+        if unordered or any(operation.type in _CALLS for operation in graph.get_operations()):
             _replace(name, unordered)
             fixed += sorted(unordered)
     for each in library:
@@ -97,10 +92,12 @@ def _sums_of(definition: Any) -> frozenset[str]:
 
 
 def _replace(name: bytes, unordered: frozenset[str]) -> None:
-    """Replace a function that has not run so far, with the order of these operations fixed."""
+    """Replace a function that has not run so far, with the order of these operations, and in its calls, fixed."""
     eager = context.context()
     definition = eager.get_function_def(name)
     for node in definition.node_def:
+        if node.op in _CALLS:
+            node.attr["config_proto"].s += _WHOLE_SUMS.SerializeToString()  # which merges both; used if not inlined
         if node.name in unordered:
             node.attr[_NOT_REWRITTEN].b = True
             if node.op == "AddN":
@@ -132,7 +129,7 @@ def unordered_sums(graph: Any, *, is_called: bool = False) -> frozenset[str]:
             return list(operation.inputs)
         if operation.type in _TRANSPARENT:
             return [operation.inputs[0]]
-        if operation.type in _SOMETIMES_TRANSPARENT:
+        if _SOMETIMES_TRANSPARENT.fullmatch(operation.type):
             variable = [each for each in operation.inputs if each.op.name not in constants]
             same = [
                 each for each in variable if each.dtype == tensor.dtype and each.shape.is_compatible_with(tensor.shape)
