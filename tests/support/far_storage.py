@@ -119,8 +119,8 @@ def wait_for_threads() -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Total size of the files below a folder; files may be deleted meanwhile."""
-    return sum(map(_size, folder.rglob("*")))
+    """Total size of the files below a folder, without those of AutoGraph; files may be deleted meanwhile."""
+    return sum(_size(path) for path in folder.rglob("*") if not path.name.startswith("__autograph_generated_file"))
 
 
 def _size(path: Path) -> int:
