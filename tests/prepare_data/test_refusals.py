@@ -98,6 +98,7 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     (LOAD, {}, each("1.0", "np.array(None)"), ["example 3", "x has dtype object"]),
     # NaN and infinity
     (LOAD, {}, each("np.zeros(2)", "np.array([0, np.nan])"), ["example 3", "x contains nan at [1]", "data.allow_nan"]),
+    (LOAD, {}, each("1.0", "1e300"), ["example 3", "x contains inf", "data.allow_nan"]),
     ("table", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, row 3", "x contains inf at [0]", "data.allow_nan"]),
     ("table", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, row 3", "x contains inf"]),
     ("npz", NPZ, {"t.npz": {"x": np.array([1, np.nan]), "y": [0, 1]}}, ["t.npz, example 1", "x contains nan"]),
@@ -144,6 +145,7 @@ def test_invalid_options_are_refused(
     assert [part for part in expected if part not in str(fault)] == [], str(fault)
 
 
+@pytest.mark.filterwarnings("error")  # the refusal alone is printed
 @pytest.mark.parametrize(("source", "options", "files", "expected"), SOURCES)
 def test_invalid_sources_are_refused(
     workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], expected: list[str]

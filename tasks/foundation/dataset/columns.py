@@ -328,7 +328,8 @@ def _values(array: "pa.Array", key: str, shape: Sequence[int], feature: Feature,
         values: Array = array.cast(pa.large_binary() if large else pa.binary()).to_numpy(zero_copy_only=False)
     else:
         dtype = _EXTRACTED.get(feature.encoding, feature.dtype)
-        values = array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+        with np.errstate(over="ignore"):  # becomes infinity, which is refused later
+            values = array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     found: Array = values.reshape(rows, *shape)
     return found
 

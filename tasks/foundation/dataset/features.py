@@ -292,7 +292,8 @@ def as_array(name: str, value: object) -> Array:
             f"{name} is ragged ({fault}); yield arrays with a single shape, set data.pad: {{{name}: n}}, or: {PAD}"
         ) from fault
     if array.dtype == np.float64 and _is_plain_python(value):
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):  # becomes infinity, which is refused later
+            array = array.astype(np.float32)
     if array.dtype in _DTYPES:
         return array
     if array.dtype.kind in "OSU":
