@@ -596,6 +596,15 @@ class RunSpec(Contract):
             raise ValueError(
                 f"with accelerator.kind = multi_worker every host runs all stages; drop stages.{next(iter(remote))}"
             )
+        without_devices = {"prepare_data", "checkpoint_to_gcs"}
+        if self.stages.evaluate.accelerator is not None:
+            without_devices.add("evaluate")
+        others = [name for name in remote if name not in without_devices]
+        if others and self.accelerator.tpu != "local":
+            raise ValueError(
+                f"one process drives the TensorFlow servers of accelerator.tpu; drop stages.{others[0]}, or for "
+                "stages.evaluate name an accelerator of its own"
+            )
         return self
 
     @model_validator(mode="after")

@@ -184,6 +184,7 @@ REFUSED = [
     Bad("memory for servers", SERVERS.replace("0.1", "0.1\n  cache: memory"), ("data.cache: memory keeps the examples in this process", "drop it")),
     Bad("records in place for servers", SERVERS.replace("source: digits", "source: tfrecord"), ("the records of source tfrecord stay in their files", "options.copy")),
     Bad("no shared storage for servers", re.sub("storage: .*", "storage: memory://a", SERVERS), ("storage memory://a is in the memory of this process", "gs://")),
+    Bad("two clients of servers", SERVERS + "stages: {evaluate: evaluate/a}\n", ("one process drives the TensorFlow servers", "drop stages.evaluate", "an accelerator of its own")),
     Bad("stages of several hosts", swap("{kind: auto}", "{kind: multi_worker}") + "stages: {evaluate: evaluate/a}\n", ("every host runs all stages", "drop stages.evaluate")),
     # choices
     Bad("unknown kind", swap("{kind: auto}", "{kind: quantum}"), ("accelerator.kind is quantum", "not 'auto', 'tpu'", "multi_worker")),
