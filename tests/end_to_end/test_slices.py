@@ -3,7 +3,8 @@
 Whatever is killed, the bits are those of one process with as many local replicas.
 """
 
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.machine.tpu import tpu_strategy
+from tests.end_to_end.chaos import ALWAYS
 from tests.support.homes import log_of, read_history
 from tests.support.lab import in_fresh_process
+from tests.support.moments import MOMENTS, RESTORE, VARIABLE, hold_at
 from tests.support.shipped_runs import slow_digits
 from tests.support.stand_in_slice import DRIVER, LOCAL, Servers, install, servers
 from tests.support.training_child import Child
@@ -63,10 +66,8 @@ class Slices:
         self._file = slow_digits(folder / "code")
         self._file.with_name("data.py").write_text(_TRANSFORMS, encoding="utf-8")
 
-    def start(self, name: str, tpu: str, *options: str, pause: float = 0, extra: Sequence[str] = ()) -> Child:
-        return self._start(
-            name, *options, pause=pause, extra=["accelerator.kind=tpu", f"accelerator.tpu={tpu}", *extra]
-        )
+    def start(self, name: str, tpu: str, *options: str, extra: Sequence[str] = (), **given: Any) -> Child:
+        return self._start(name, *options, extra=["accelerator.kind=tpu", f"accelerator.tpu={tpu}", *extra], **given)
 
     def local(self, replicas: int, extra: Sequence[str] = ()) -> tuple[Any, ...]:
         name = f"local-{replicas}"
@@ -80,10 +81,12 @@ class Slices:
     def home(self, name: str) -> Path:
         return self._folder / name / "digits-cnn"
 
-    def _start(self, name: str, *options: str, pause: float = 0, extra: Sequence[str]) -> Child:
+    def _start(
+        self, name: str, *options: str, extra: Sequence[str], pause: float = 0, env: Mapping[str, str] | None = None
+    ) -> Child:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        env = {"BATON_TEST_PAUSE_SECONDS": str(pause)}
+        env = {"BATON_TEST_PAUSE_SECONDS": str(pause), VARIABLE: "", **(env or {})}
         return Child(
             "digits", folder, *options, extra=[*COMMON, *extra], notes=folder, driver=DRIVER, file=self._file, env=env
         )
@@ -120,6 +123,39 @@ def test_killed_client_and_server_change_no_bit(slices: Slices, two_hosts: Serve
     assert "AcceleratorLost: the accelerator (tpu, 4 replicas) was lost: " in lost.stderr
     two_hosts.start(1)  # the other one goes on
     assert slices.finish("killed", two_hosts.tpu) == expected
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", ["client", "server", "both"])
+def test_kills_at_any_moment_change_no_bit(
+    slices: Slices, two_hosts: Servers, expected: tuple[Any, ...], tmp_path: Path, target: str
+) -> None:
+    """Twelve kills: before and after each moment. What a kill leaves is continued to the next one."""
+    left = [(moment, side) for moment in (*MOMENTS, *RESTORE) for side in ("before", "after")]
+    number, is_new = 0, True
+    while left:
+        (moment, side), name = left[0], f"{target}-{number}"
+        held = tmp_path / f"{name}-{moment}-{side}"
+        if moment in RESTORE and is_new:  # a process that begins a run restores nothing
+            slices.start(name, two_hosts.tpu, "--until-step", "10", extra=ALWAYS).finish(0)
+        client = slices.start(name, two_hosts.tpu, extra=ALWAYS, env=hold_at(moment, side, 1, held))
+        if client.until(held.exists):
+            if target != "client":
+                two_hosts.kill(1)
+            if target != "server":
+                assert client.kill()
+            held.unlink()
+            assert client.finish().code in ({0, 3} if target == "server" else {-signal.SIGKILL})
+            if target != "client":
+                two_hosts.start(1)
+            left.pop(0)
+            is_new = False
+            continue
+        assert not is_new, f"a whole run never comes to {moment}"
+        client.finish(0)
+        assert slices.finish(name, two_hosts.tpu, ALWAYS) == expected
+        number, is_new = number + 1, True
+    assert slices.finish(name, two_hosts.tpu, ALWAYS) == expected
 
 
 def test_slice_of_three_hosts_has_the_bits_of_local_replicas(slices: Slices) -> None:

@@ -24,6 +24,8 @@ MOMENTS = {
     "commit": ("tasks.foundation.checkpoint.save", "commit"),
     "evaluation": ("tasks.evaluate.stage", "evaluate_state"),
 }
+# Comes once in each process that continues a run.
+RESTORE = {"restore": ("tasks.train_segment.trainer", "Trainer.restore")}
 
 
 def hold_at(moment: str, side: Literal["before", "after"], number: int, file: Path) -> dict[str, str]:
@@ -40,7 +42,7 @@ def hold_where_asked() -> None:
     if not asked:
         return
     moment, side, number, file = asked.split(":", 3)
-    module, path = MOMENTS[moment]
+    module, path = (MOMENTS | RESTORE)[moment]
     owner: Any = importlib.import_module(module)
     *parents, name = path.split(".")
     for parent in parents:

@@ -20,6 +20,7 @@ from tensorflow.python.distribute.collective_util import CommunicationImplementa
 from tensorflow.python.distribute.distribute_lib import StrategyExtendedV1
 
 from tests.support import forked
+from tests.support.moments import hold_where_asked
 from tests.support.worker_processes import free_addresses
 
 DRIVER = Path(__file__)
@@ -124,4 +125,5 @@ if __name__ == "__main__":
         _reduce_to_one_device()
     else:
         install()
+    hold_where_asked()
     sys.exit(run_without_prefect.exits_with(run_without_prefect.main(sys.argv[1:])))
