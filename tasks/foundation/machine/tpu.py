@@ -226,10 +226,12 @@ def require_one_host() -> None:
         return
     found = _signs_of_a_slice()
     if found:
+        hosts = _names_in(_HOSTNAMES) or ["host-0", "host-1"]
+        servers = ",".join(f"{_GRPC}{host}:{_PORT}" for host in hosts)
         raise AcceleratorError(
             f"this machine is one of several hosts of a TPU slice ({found}), and accelerator.tpu: local is the TPU of "
-            f"one host; on worker 0, name the TensorFlow servers of all hosts, accelerator.tpu: {_GRPC}host-0:{_PORT},"
-            f"{_GRPC}host-1:{_PORT}; or use a slice of one host, such as v5litepod-8, or accelerator.kind: cpu"
+            f"one host; on worker 0, name the TensorFlow servers of all hosts, accelerator.tpu: {servers}; or use a "
+            "slice of one host, such as v5litepod-8, or accelerator.kind: cpu"
         )
 
 
@@ -249,10 +251,14 @@ def require_first_worker() -> None:
         )
 
 
+def _names_in(variable: str) -> list[str]:
+    return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+
+
 def _signs_of_a_slice() -> str:
     """What says that this machine is one of several hosts; empty if nothing does."""
     for name, unit in ((_HOSTNAMES, "hosts"), (_PROCESSES, "processes")):
-        count = sum(bool(each.strip()) for each in os.environ.get(name, "").split(","))
+        count = len(_names_in(name))
         if count > 1:
             return f"{name} names {count} {unit}"
     slices = os.environ.get(_SLICES, "1")

@@ -109,6 +109,7 @@ def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variable", "value", "words"),
     [
         ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "TPU_WORKER_HOSTNAMES names 2 hosts"),
+        ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "accelerator.tpu: grpc://t1v-0:8470,grpc://t1v-1:8470"),
         ("MEGASCALE_NUM_SLICES", "2", "MEGASCALE_NUM_SLICES = 2"),
         ("TPU_PROCESS_ADDRESSES", "10.0.0.1:8476,10.0.0.2:8476", "TPU_PROCESS_ADDRESSES names 2 processes"),
         ("TPU_ACCELERATOR_TYPE", "v4-32", "TPU_ACCELERATOR_TYPE = v4-32, which has 4 hosts"),
