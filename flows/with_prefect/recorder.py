@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Final, Self
 
 from flows.admit import Admitted
 from flows.opened_run import Run
-from flows.process import Terminated, is_clean_stop, mask_library_output, start_module
+from flows.process import Terminated, exits_with, is_clean_stop, mask_library_output, start_module
 from flows.process_start import fast_imports
 from flows.result import RelayResult, leaves_time
 from flows.with_prefect.artifacts import ArtifactPublisher, is_stoppable, stop_as_cancelled
@@ -292,10 +292,11 @@ def _record(run: Run, answers: _Answers) -> "State[object]":
                     break
         for stage in stages.values():  # of a command that has ended
             tasks.end(stage)
+        tasks.close(_STOP_SECONDS)
         if end.kind == "reached" and leaves_time(json.loads(end.text)["exit_reason"]):
             publisher.draw_curves()
     return end.state(run.spec)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exits_with(main()))
