@@ -72,7 +72,8 @@ def process_of(harness: LauncherHarness, work: Any, telemetry: Sink | None = Non
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LauncherHarness:
-    """A launcher on a fake API, and devices that need no TensorFlow."""
+    """A launcher on a fake API, and devices that nothing acquires."""
+    TRAIN_SEGMENT.load()  # imported below, it would keep the replacement for later tests
     harness = LauncherHarness(run_with_code(tmp_path))
     acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=harness.run.head.environment)
     monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
