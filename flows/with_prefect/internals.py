@@ -5,10 +5,9 @@ its embedded server serves, on an open socket. It is imported without garbage co
 time. Prefect migrates its database when the server starts, and two servers that create the same tables at once fail.
 So the servers of one PREFECT_HOME migrate one after another: each holds a lock, which the system takes back if it dies.
 
-Besides the names here, Baton relies on internals of Prefect 3.9.1 in three places: `server.py` sets the environment
-variables with which Prefect starts its own embedded server (`PREFECT__SERVER_...`); `record.py` runs its engine
-outside the main thread, where it handles no signals; and `artifacts.py` updates artifacts without the event that has
-their data.
+Besides the names here, Baton relies on internals of Prefect 3.9.1 in two places: `server.py` sets the environment
+variables with which Prefect starts its own embedded server (`PREFECT__SERVER_...`); and `artifacts.py` updates
+artifacts without the event that has their data.
 """
 
 import fcntl

@@ -13,7 +13,7 @@ from uuid import UUID
 from flows.process import is_clean_stop, stop_reason
 from flows.runner import Runner
 from flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
-from flows.with_prefect.task_runs import PrefectTasks, RecordedStages
+from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, words_of
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import ErrorReport
@@ -71,7 +71,7 @@ class End(Contract):
             return cls(kind="stopped", text=stop_reason(fault))
         if isinstance(fault, BatonError):
             return cls(kind="failed", error=ErrorReport.of(fault))
-        words = masked(f"{type(fault).__name__}: {fault}".strip(": "))
+        words = words_of(fault)
         if not isinstance(fault, Exception):
             return cls(kind="crashed", text=words)
         report = ErrorReport(error=type(fault).__name__, message=words, traceback=whole_traceback(fault))
@@ -234,11 +234,7 @@ def tag_flow_run(spec: RunSpec, telemetry: Sink) -> None:
 
 
 def recorded_relay(
-    run: "Run",
-    admission: "Callable[[Sink], Admitted | RelayResult]",
-    *,
-    telemetry: Sink,
-    whole_process: bool,
+    run: "Run", admission: "Callable[[Sink], Admitted | RelayResult]", *, telemetry: Sink, whole_process: bool
 ) -> "RelayResult":
     """Train a run as the current flow run.
 
@@ -256,10 +252,7 @@ def recorded_relay(
     from flows.result import RelayResult, leaves_time
 
     attempt = uuid.uuid4().hex
-    with (
-        ArtifactPublisher(run, notes=telemetry) as publisher,
-        PrefectTasks(telemetry) as tasks,
-    ):
+    with ArtifactPublisher(run, notes=telemetry) as publisher, PrefectTasks(telemetry) as tasks:
         sinks = Several((telemetry, publisher))
         admitted = admission(sinks)
         if isinstance(admitted, RelayResult):

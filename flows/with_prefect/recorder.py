@@ -32,12 +32,11 @@ from flows.process import Terminated, exits_with, is_clean_stop, mask_library_ou
 from flows.process_start import fast_imports
 from flows.result import RelayResult, leaves_time
 from flows.with_prefect.artifacts import ArtifactPublisher, is_stoppable, stop_as_cancelled
-from flows.with_prefect.record import End, PrefectRunLogger, tags_of, target_name
+from flows.with_prefect.record import End, PrefectRunLogger, target_name
 from flows.with_prefect.server import PrefectStart
-from flows.with_prefect.task_runs import PrefectTasks, StageEnd, StageRecord, logger_of_stage, stage_of_thread
+from flows.with_prefect.task_runs import PrefectTasks, StageEnd, StageRecord, logger_of_stage, stage_of_thread, words_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError
-from tasks.foundation.messages import masked
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink, Training
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Recorder:
 
         Args:
             admitted: the run.
-            parameters: those of `train_run`, which are shown on Prefect's page and not read again.
+            parameters: see `run_as_train_run`.
             overrides: with which the process opens the run.
             notes: receives a note of what Prefect does not record.
             start: starts the process, with the keyword arguments of `Popen`; None: `main` in a new one.
@@ -93,7 +92,7 @@ class Recorder:
         self._told = False  # a note says what is not recorded
         self._cancelled = False  # the flow run was, so this process stops
         self._ended = False  # the end of the training was said
-        self._reader: threading.Thread | None = None
+        self._over = threading.Event()  # the process says nothing more
         self._send(
             file=str(admitted.run.file),
             overrides=list(overrides),
@@ -109,8 +108,7 @@ class Recorder:
             self._note_absence(f"its process cannot be started ({fault.strerror or fault})")
             return self
         for work in (self._write, self._read):
-            self._reader = threading.Thread(target=work, args=(self._process,), name="baton-recorder", daemon=True)
-            self._reader.start()
+            threading.Thread(target=work, args=(self._process,), name="baton-recorder", daemon=True).start()
         return self
 
     def __exit__(
@@ -165,8 +163,7 @@ class Recorder:
             return
         try:
             why = f"its process ended with code {process.wait(seconds)}"
-            if self._reader is not None:
-                self._reader.join(seconds)  # its last words
+            self._over.wait(seconds)  # its last words
         except subprocess.TimeoutExpired:
             process.kill()
             why = f"no response within {seconds:g} s"
@@ -206,6 +203,7 @@ class Recorder:
                 case {"cancelled": True}:
                     self._stop()
         self._connected.set()
+        self._over.set()
 
     def _stop(self) -> None:
         if not self._cancelled and not self._ended and is_stoppable():
@@ -245,22 +243,15 @@ def main() -> int:
             # them at once, Python breaks the deadlock by giving one of them half a module.
             import prefect.task_engine  # noqa: F401
 
-            from flows.with_prefect.run_flows import train_run
+            from flows.with_prefect.run_flows import run_as_train_run
         # Only the command says how the training ends. The server's process, which ends by SIGTERM, runs by now.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         answers.send(state="connected")
         run = Run.open(load_run_file(Path(given["file"]), given["overrides"]))
-        from prefect import flow, tags
-
-        @functools.wraps(train_run.fn)
-        def record(*_args: object, **_parameters: object) -> "State[object]":
-            return _record(run, answers)
-
-        with tags(*tags_of(run.spec)):  # a flow run gets its tags when it is created
-            flow(name=train_run.name, flow_run_name=given["name"])(record)(**given["parameters"], return_state=True)
+        work = functools.partial(_record, run, answers)
+        run_as_train_run(work, run.spec, name=given["name"], parameters=given["parameters"])
     except BaseException as fault:  # noqa: BLE001 - the command notes it
-        is_known = isinstance(fault, BatonError)
-        why = str(fault) if is_known else masked(f"{type(fault).__name__}: {fault}".strip(": "))
+        why = str(fault) if isinstance(fault, BatonError) else words_of(fault)
         answers.send(absent=why.splitlines()[0])
         return 0
     answers.send(state="recorded")
@@ -284,7 +275,7 @@ def _record(run: Run, answers: _Answers) -> "State[object]":
                 case {"begins": number, "label": label, "name": name}:
                     stages[number] = StageRecord(label, name, number)
                     tasks.begin(stages[number])
-                case {"ends": number, "end": how}:
+                case {"ends": number, "end": how} if number in stages:  # the line of its beginning may be lost
                     stages[number].end = StageEnd(**how)
                     tasks.end(stages.pop(number))
                 case {"training": text}:

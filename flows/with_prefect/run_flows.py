@@ -157,6 +157,22 @@ def train_run(
     return final_state(result, run.spec)
 
 
+def run_as_train_run(
+    work: Callable[[], State[object]], spec: RunSpec, *, name: str, parameters: Mapping[str, object]
+) -> None:
+    """Do some work of a command, which returns the last state, as a flow run of train-run.
+
+    Prefect's page shows the parameters, which are those of `train_run`; they are not read again.
+    """
+
+    @functools.wraps(train_run.fn)
+    def body(*_args: object, **_parameters: object) -> State[object]:
+        return work()
+
+    with tags(*tags_of(spec)):  # a flow run gets its tags when it is created
+        flow(name=train_run.name, flow_run_name=name)(body)(**parameters, return_state=True)
+
+
 def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, console: Sink) -> RelayResult:
     """Train a run that the command has opened and admitted, within a flow run, whose children its stages are.
 
@@ -164,7 +180,7 @@ def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, c
 
     Args:
         admitted: the run; some of its stages run in other processes.
-        parameters: those of `train_run`, which are shown on Prefect's page and not read again.
+        parameters: see `run_as_train_run`.
         console: receives every event, besides Prefect.
 
     Raises:
@@ -173,8 +189,7 @@ def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, c
     spec, reached, ended_by = admitted.run.spec, list[RelayResult](), list[BaseException]()
     of_command = signal.getsignal(signal.SIGTERM)
 
-    @functools.wraps(train_run.fn)
-    def work(*_args: object, **_parameters: object) -> State[object]:
+    def work() -> State[object]:
         signal.signal(signal.SIGTERM, of_command)  # in place of Prefect's
         sinks = Several((console, PrefectRunLogger(logger_of_stage)))
         try:
@@ -185,9 +200,7 @@ def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, c
             return End.of(fault).state(spec)
         return End.of_result(reached[-1]).state(spec)
 
-    recorded = flow(name=train_run.name, flow_run_name=target_name(spec, admitted.goal.until_step))(work)
-    with tags(*tags_of(spec)):  # a flow run gets its tags when it is created
-        recorded(**parameters, return_state=True)
+    run_as_train_run(work, spec, name=target_name(spec, admitted.goal.until_step), parameters=parameters)
     for fault in ended_by:
         raise fault
     return reached[-1]

@@ -115,6 +115,11 @@ class PrefectStatus:
         telemetry.emit(Note(text=f"Prefect could not record {label} ({why}); the run continues", warning=True))
 
 
+def words_of(fault: BaseException) -> str:
+    """The class and the message of an error, without secrets."""
+    return masked(f"{type(fault).__name__}: {fault}".strip(": "))
+
+
 @dataclass(frozen=True, slots=True)
 class StageEnd:
     """How a stage ended, in the words of Prefect's states."""
@@ -128,8 +133,7 @@ class StageEnd:
         """The end of a stage that raised `fault`."""
         if is_clean_stop(fault):
             return cls(name="Stopped")
-        words = masked(f"{type(fault).__name__}: {fault}".strip(": "))
-        return cls("Failed" if isinstance(fault, Exception) else "Crashed", words)
+        return cls("Failed" if isinstance(fault, Exception) else "Crashed", words_of(fault))
 
     def state(self) -> "State[None]":
         """The last state of the task run."""
@@ -264,7 +268,8 @@ class PrefectTasks:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._closed:
+            self.close()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Wait until the task runs of all ended stages are recorded, at most this long.

@@ -20,12 +20,11 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.dataset.worker_plans import PYTHON_OPERATIONS
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides
 from tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws
+from tasks.foundation.model.randomness import PYTHON_OPERATIONS, StepDraws, exact_draws, nodes_in
 from tasks.foundation.model.step import op_errors_as_model_error
 from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import Leaf, components, handle_ids
@@ -115,9 +114,7 @@ def _written_handles(graph: Any) -> set[int]:
 
 
 def _runs_python(graph: Any) -> bool:  # which may assign any variable
-    definition = graph.as_graph_def()
-    nodes = (*definition.node, *(node for inner in definition.library.function for node in inner.node_def))
-    return any(node.op in PYTHON_OPERATIONS for node in nodes)
+    return any(node.op in PYTHON_OPERATIONS for node in nodes_in(graph.as_graph_def()))
 
 
 T = TypeVar("T")

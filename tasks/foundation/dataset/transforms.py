@@ -36,6 +36,7 @@ from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.build import preserved_global_state, preserved_random_states
 from tasks.foundation.model.keras_steps import in_while_loop, line_that_made
+from tasks.foundation.model.randomness import PYTHON_KERNELS, nodes_of
 from tasks.foundation.model.step import op_errors_as_model_error
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
@@ -65,7 +66,6 @@ _HARMLESS = frozenset(
         "While",
     }
 )
-_PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
 RANDOM_HINT = (
     "draw with tf.random.stateless_uniform(shape, seed) or tf.image.stateless_random_*(image, …, seed=seed); several "
     "draws: tf.random.experimental.stateless_split(seed, n)"
@@ -100,9 +100,7 @@ def draws_in_python(trace: Callable[[], Any]) -> bool:
 
 def _content(concrete: Any) -> Counter[tuple[str, bytes]]:
     """Count the operations of a graph and the functions that it calls; constants with their values."""
-    graph = concrete.graph.as_graph_def()
-    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    return Counter((node.op, _constant(node)) for node in nodes)
+    return Counter((node.op, _constant(node)) for node in nodes_of(concrete))
 
 
 def _constant(node: Any) -> bytes:
@@ -196,7 +194,7 @@ class _Guard:
         if graph is None or definition is None or not definition.is_stateful or op_type in _HARMLESS:
             return
         line = line_that_made(graph.get_operation_by_name(op_name))
-        if op_type in _PYTHON:
+        if op_type in PYTHON_KERNELS:
             text = f"runs Python code ({op_type}{line}), whose state no checkpoint holds"
             raise self.refuse(text, "write it in TensorFlow operations, or prepare it once in data.source")
         if op_type.startswith("Assign") or op_type.endswith("AssignVariableOp"):

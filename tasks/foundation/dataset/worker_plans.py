@@ -6,7 +6,7 @@ operations. What cannot be read like that is refused by name.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +16,8 @@ from tasks.foundation.dataset import order
 from tasks.foundation.dataset.manifest import Part, manifest_path
 from tasks.foundation.dataset.shards import part_of, require_intact
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.model.randomness import PYTHON_OPERATIONS, nodes_in
 from tasks.foundation.storage.interface import Storage
-
-# Operations that run Python code.
-PYTHON_OPERATIONS: Final = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 def constant_plans(
@@ -75,8 +73,7 @@ def require_no_python(dataset: Any) -> None:
         AcceleratorError: it does.
     """
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    nodes = (*graph.node, *(node for each in graph.library.function for node in each.node_def))
-    found = sorted({node.op for node in nodes} & PYTHON_OPERATIONS)
+    found = sorted({node.op for node in nodes_in(graph)} & PYTHON_OPERATIONS)
     if found:
         raise AcceleratorError(
             f"data.transform, batch_transform or validation_transform calls Python ({', '.join(found)}), which the "

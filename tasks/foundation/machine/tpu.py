@@ -5,8 +5,8 @@ and it runs before TensorFlow is imported, which reads the variables that `annou
 of a TPU VM is asked for the type of the TPU and the number of the worker.
 
 A slice of several hosts has a TensorFlow server on each of them, and one client: Baton, on worker 0. A lost host fails
-the call that needs it. TensorFlow is imported only by `tpu_strategy`; the error of a failed call
-names the call and its target.
+the call that needs it. TensorFlow is imported only by `tpu_strategy`; the error of a failed call names the call and its
+target.
 
 Sizes and memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to
 "v6e", as of 2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e

@@ -273,8 +273,9 @@ RANDOM_KERNELS = frozenset(
         "UniformCandidateSampler",
     }
 )
-# Kernels that run Python code.
+# Kernels that run Python code; with one of which TensorFlow thinks that it keeps no state.
 PYTHON_KERNELS = frozenset({"EagerPyFunc", "PyFunc"})
+PYTHON_OPERATIONS = PYTHON_KERNELS | {"PyFuncStateless"}
 CLOCK = "baton_clock"
 
 _REMEDIES = (
@@ -283,10 +284,14 @@ _REMEDIES = (
 )
 
 
+def nodes_in(graph: Any) -> list[Any]:
+    """The nodes of a `GraphDef`, with those of the functions that it calls."""
+    return [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+
+
 def nodes_of(function: Any) -> list[Any]:
     """The nodes of a concrete function, with those of the functions that it calls."""
-    graph = function.graph.as_graph_def()
-    return [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    return nodes_in(function.graph.as_graph_def())
 
 
 def stateful_operations(function: Any) -> tuple[str, ...]:
