@@ -1,11 +1,15 @@
-"""`baton hosts`: prints the hosts of a run as this host sees them."""
+"""`baton hosts` prints the hosts of a run as this host sees them; `baton slice-server` serves a host of a TPU slice."""
 
 import json
 import os
+from typing import Annotated
+
+import typer
 
 from flows.commands.options import AsJson
 from flows.commands.output import say, say_json
 from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.tpu import SERVER_PORT, serve
 
 
 def hosts(*, as_json: AsJson = False) -> None:
@@ -20,3 +24,14 @@ def hosts(*, as_json: AsJson = False) -> None:
         return
     say(f"host {cluster.host} of {len(cluster.addresses)}, from {cluster.source}", aside=True)
     say(json.dumps(cluster.tf_config()))
+
+
+def slice_server(
+    *, port: Annotated[int, typer.Option(min=1, max=65535, help="listen here, on all interfaces")] = SERVER_PORT
+) -> None:
+    """Run the TensorFlow server of one host of a TPU slice, until it is ended.
+
+    A run with accelerator.tpu: slice, or with its address, trains on it. Any client that reaches the port can use it:
+    keep it within the network of the slice. Where Google's server runs, as on some TPU VMs, none is needed.
+    """
+    serve(port, lambda: say(f"this host's TPU is served at port {port}"))

@@ -160,8 +160,6 @@ def _accepted_words(change: Change, before: Head | None) -> str:
 
 def _environment_words(environment: Environment) -> str:
     return (
-        f"{environment.accelerator}, {counted(environment.replicas, 'replica')}"
-        f"{f' on {environment.hosts} hosts' if environment.hosts > 1 else ''}, threads "
-        f"{environment.intra_op_threads}/{environment.inter_op_threads}"
+        f"{environment.devices}, threads {environment.intra_op_threads}/{environment.inter_op_threads}"
         f"{', deterministic operations' if environment.deterministic else ''}"
     )

@@ -124,6 +124,11 @@ VERBS: Final = {
         "Print the TF_CONFIG of this host, as baton run reads it here.",
         ("baton hosts", "srun --ntasks-per-node=1 baton hosts"),
     ),
+    "slice-server": Verb(
+        "hosts:slice_server",
+        "Run the TensorFlow server of one host of a TPU slice, until it is ended.",
+        ("baton slice-server",),
+    ),
     "doctor": Verb(
         "doctor:doctor",
         "Check a run file, its code, data and store; start nothing.",

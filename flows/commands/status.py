@@ -84,6 +84,7 @@ def _progress(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
         ("step", step_words(facts.step, facts.target, facts.epoch).removeprefix("step ")),
         ("state", "" if facts.state == "unknown" else status_word(facts.state)),
         *(("at work", _at_work_words(process)) for process in facts.at_work),
+        ("devices", head.environment.devices if head.environment.hosts > 1 or head.environment.servers else ""),
         ("segments", str(facts.totals.segments)),
         ("log", f"entry {head.number}, base {head.base}"),
         ("tip", out.path(f"{facts.run.home.uri}/{tip.path}") if tip else "no checkpoint to continue from"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
+from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.machine.tpu import tpu_strategy
 from tests.end_to_end.chaos import ALWAYS
 from tests.support.homes import log_of, read_history
@@ -198,8 +199,13 @@ def test_functions_do_not_overtake_assignments(two_hosts: Servers) -> None:
     assert in_fresh_process(count_overtaken, tpu=two_hosts.tpu) == 0
 
 
-def test_slice_with_a_dead_server_is_refused(slices: Slices) -> None:
-    with servers(1) as dead:
-        dead.kill(0)
-        refused = slices.start("dead", dead.tpu).finish(2)
-    assert f"no TensorFlow server responds at {dead.addresses[0]}" in refused.stderr
+def test_client_waits_for_servers(slices: Slices) -> None:
+    with servers(2) as late:
+        late.kill(1)
+        client = slices.start("late", late.tpu, "--until-step", "10", extra=["accelerator.connect_seconds=2"])
+        assert f"no TensorFlow server responds at {late.addresses[1]} " in client.finish(3).stderr
+        client = slices.start("late", late.tpu, "--until-step", "10")
+        assert client.until_printed("connecting to the TensorFlow servers of accelerator.tpu = grpc://")
+        late.start(1)
+        client.finish(0)
+        assert late.end(1) == RESUMABLE

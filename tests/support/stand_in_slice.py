@@ -6,11 +6,11 @@ local replicas that add up as those of the stand-in do.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,15 @@ def install(set_attribute: Any = setattr) -> None:
     set_attribute(tf.distribute, "TPUStrategy", StandInSlice)
 
 
-def serve(addresses: list[str], task: int, cpus: int) -> None:
-    """Run one TensorFlow server of several until the process is killed."""
+def serve(port: int, cpus: int) -> None:
+    """`baton slice-server`, with CPUs in place of TPUs, until the process is killed."""
+    from flows.commands.main import main
+    from tasks.foundation.machine import tpu
+
     config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus}, intra_op_parallelism_threads=1)
-    server = tf.distribute.Server({"worker": addresses}, job_name="worker", task_index=task, config=config)
-    os.write(1, b"ready\n")
-    server.join()
+    tpu.require_local_tpu = lambda: None
+    tf.distribute.Server = partial(tf.distribute.Server, config=config)
+    sys.exit(main(["slice-server", "--port", str(port)]))
 
 
 class Servers:
@@ -81,11 +84,11 @@ class Servers:
 
     def start(self, *tasks: int) -> None:
         for task in tasks:
-            arguments = json.dumps({"addresses": self.addresses, "task": task, "cpus": self._cpus})
+            arguments = json.dumps({"port": int(self.addresses[task].rpartition(":")[2]), "cpus": self._cpus})
             command = [sys.executable, "-m", "tests.support.call_function", __name__, "serve", arguments]
             self._processes[task] = forked.Popen(command, stdout=subprocess.PIPE, text=True)
         for task in tasks:
-            assert self._processes[task].stdout.readline() == "ready\n"
+            assert "this host's TPU is served at port" in self._processes[task].stdout.readline()
 
     def kill(self, *tasks: int) -> None:
         """Kill them with SIGKILL."""
@@ -94,6 +97,13 @@ class Servers:
             process.kill()
             process.wait()
             process.stdout.close()
+
+    def end(self, task: int) -> int:
+        """End one with SIGTERM; returns its exit code."""
+        process = self._processes.pop(task)
+        process.terminate()
+        with process.stdout:
+            return int(process.wait())
 
     def kill_all(self) -> None:
         self.kill(*self._processes)

@@ -226,7 +226,7 @@ def _environment(head: Head) -> dict[str, Any]:
     return {
         "accelerator": environment.accelerator,
         "replicas": environment.replicas,
-        "hosts": environment.hosts,
+        "hosts": environment.servers or environment.hosts,
         "threads": f"{environment.intra_op_threads} within an operation, "
         f"{environment.inter_op_threads} operations at a time",
         **environment.versions,

@@ -14,6 +14,7 @@ from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import AS_IDENTITY
 from tasks.foundation.contracts.run_spec import EpochLength, KeepBest, PlainValue, RunSpec
+from tasks.foundation.messages import counted
 
 # Sums of them are finite too.
 FiniteSeconds = Annotated[float, Field(ge=-1e15, le=1e15)]
@@ -171,6 +172,7 @@ class Environment(Contract):
     accelerator: str
     replicas: int = Field(ge=1)
     hosts: int = Field(default=1, ge=1, description="machines that feed the replicas, each with one process")
+    servers: int = Field(default=0, ge=0, description="TensorFlow servers of a TPU slice, which have the replicas")
     intra_op_threads: int = Field(ge=1)
     inter_op_threads: int = Field(ge=1)
     versions: dict[str, str]
@@ -191,6 +193,13 @@ class Environment(Contract):
     keras: KerasConfig | None = Field(
         default=None, description="what Keras had read before the run's code was imported; None: not known"
     )
+
+    @property
+    def devices(self) -> str:
+        """Replicas, and the hosts or servers that have them, in words."""
+        words = f"{self.accelerator}, {counted(self.replicas, 'replica')}"
+        words += f" on {self.hosts} hosts" if self.hosts > 1 else ""
+        return f"{words} on {counted(self.servers, 'TensorFlow server')}" if self.servers else words
 
     def in_run_of(self, recorded: "Environment") -> "Environment":
         """This environment of a process, as that of a run that began with `recorded`.

@@ -31,8 +31,8 @@ class AcceleratorSpec(Contract):
     tpu: Annotated[str, _DEVICES] = Field(
         default="local",
         min_length=1,
-        description="local: the TPU of this machine; or a TPU's name, or grpc:// addresses of its TensorFlow servers, "
-        "with commas between them",
+        description="local: the TPU of this machine; slice: the TensorFlow servers of all hosts of its slice; or a "
+        "TPU's name, or grpc:// addresses of its servers, with commas between them",
     )
     intra_op_threads: Annotated[int | None, _THREADS] = Field(
         default=None,
@@ -45,7 +45,7 @@ class AcceleratorSpec(Contract):
     )
 
     connect_seconds: Annotated[float, operational("how long hosts wait for each other before they begin")] = Field(
-        default=600.0, gt=0, description="kind: multi_worker: seconds that a host waits for the others, then exits 3"
+        default=600.0, gt=0, description="seconds to wait for other hosts or TensorFlow servers, then exit code 3"
     )
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from tasks.foundation.dataset import order
 from tasks.foundation.dataset.manifest import Part, manifest_path
 from tasks.foundation.dataset.shards import part_of, require_intact
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine.tpu import servers_of
 from tasks.foundation.model.randomness import PYTHON_OPERATIONS, nodes_in
 from tasks.foundation.storage.interface import Storage
 
@@ -95,7 +96,7 @@ def require_shared_storage(storage: Storage, ref: DatasetRef, strategy: Any) -> 
     """
     path = manifest_path(ref.folder)
     expected = storage.read(path)
-    for host in sorted({device.partition("/device:")[0] for device in strategy.extended.worker_devices}):
+    for host in servers_of(strategy):
         try:
             with tf.device(f"{host}/device:CPU:0"):
                 same, why = tf.io.read_file(f"{storage.uri}/{path}").numpy() == expected, "another file"

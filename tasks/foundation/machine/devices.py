@@ -37,6 +37,7 @@ from tasks.foundation.machine.tpu import (
     is_declined,
     require_one_host,
     require_packages,
+    servers_of,
     tensorflow_distributions,
     tpu_strategy,
 )
@@ -206,7 +207,6 @@ class Accelerator:
         exchange: sends numbers between hosts; None for a single host.
         link: carries frames between hosts, from any thread; None for a single host.
         auto_choice: what `kind: auto` chose, and why; empty for other kinds.
-        io_device: device whose memory belongs to this process if replicas belong to TensorFlow servers; else None.
     """
 
     strategy: Any
@@ -215,7 +215,6 @@ class Accelerator:
     exchange: Exchange | None = None
     link: HostLink | None = None
     auto_choice: str = ""
-    io_device: str | None = None
 
     @property
     def kind(self) -> str:
@@ -230,7 +229,12 @@ class Accelerator:
     @property
     def has_servers(self) -> bool:
         """Whether the replicas belong to TensorFlow servers, whose files these read without Python."""
-        return self.io_device is not None
+        return self.environment.servers > 0
+
+    @property
+    def io_device(self) -> str | None:
+        """The device whose memory belongs to this process, if replicas belong to TensorFlow servers; else None."""
+        return IO_DEVICE if self.has_servers else None
 
     @property
     def is_chief(self) -> bool:
@@ -461,6 +465,7 @@ def _make(
         accelerator=kind,
         replicas=strategy.num_replicas_in_sync,
         hosts=1 if cluster is None else len(cluster.addresses),
+        servers=len(servers_of(strategy)) if kind == "tpu" and spec.tpu != "local" else 0,
         intra_op_threads=intra,
         inter_op_threads=inter,
         versions=installed_versions(),
@@ -476,7 +481,6 @@ def _make(
         host=0 if cluster is None else cluster.host,
         exchange=exchange,
         auto_choice=auto_choice,
-        io_device=IO_DEVICE if kind == "tpu" and spec.tpu != "local" else None,
     )
 
 

@@ -4,9 +4,9 @@ What finds it reads only device files, environment variables and installed packa
 and it runs before TensorFlow is imported, which reads the variables that `announce_tpu` sets. Only the metadata server
 of a TPU VM is asked for the type of the TPU and the number of the worker.
 
-A slice of several hosts has a TensorFlow server on each of them, and one client: Baton, on worker 0. A lost host fails
-the call that needs it. TensorFlow is imported only by `tpu_strategy`; the error of a failed call names the call and its
-target.
+A slice of several hosts has a TensorFlow server on each, Google's or `serve`, and one client: Baton, on worker 0 or on
+another machine. A lost host fails the call that needs it. TensorFlow is imported only by `tpu_strategy` and
+`serve`; the error of a failed call names the call and its target.
 
 Sizes and memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to
 "v6e", as of 2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e
@@ -16,9 +16,11 @@ decimal, because the runtime reserves some of the memory.
 
 import importlib
 import os
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 from tasks.foundation.machine.metadata_server import instance_attribute, metadata_address
 
 _GB = 10**9
@@ -44,13 +46,15 @@ _HOSTNAMES, _PROCESSES = "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"
 _WORKER = "TPU_WORKER_ID"
 _TYPE, _SLICES = "TPU_ACCELERATOR_TYPE", "MEGASCALE_NUM_SLICES"
 _VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
+SLICE: Final = "slice"  # `accelerator.tpu`: the servers of all hosts of this machine's slice
 REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
 # For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
 IO_DEVICE: Final = "/job:localhost"
 # TensorFlow sends operations to servers ahead, and a function that runs there may then overtake an assignment.
 _STREAMING: Final = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
-_GRPC, _PORT = "grpc://", 8470
-_CONNECT_SECONDS = 5.0
+_GRPC = "grpc://"
+SERVER_PORT: Final = 8470  # as Google's server
+_TRY_SECONDS, _BETWEEN_SECONDS = 5.0, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +178,8 @@ def require_local_tpu() -> None:
     """Check that this machine's TPU can be used, before TensorFlow tries.
 
     Raises:
-        AcceleratorError: there is no TPU, the packages cannot use it, this is one of several hosts, or TensorFlow was
-            imported before `announce_tpu`.
+        AcceleratorError: there is no TPU, the packages cannot use it, or TensorFlow was imported before `announce_tpu`.
     """
-    require_one_host()
     if not device_files():
         raise AcceleratorError(
             f"accelerator.kind = tpu, but this machine has no TPU; {looked_at()}. Run on a TPU VM, or use kind: auto"
@@ -226,12 +228,10 @@ def require_one_host() -> None:
         return
     found = _signs_of_a_slice()
     if found:
-        hosts = _names_in(_HOSTNAMES) or ["host-0", "host-1"]
-        servers = ",".join(f"{_GRPC}{host}:{_PORT}" for host in hosts)
         raise AcceleratorError(
             f"this machine is one of several hosts of a TPU slice ({found}), and accelerator.tpu: local is the TPU of "
-            f"one host; on worker 0, name the TensorFlow servers of all hosts, accelerator.tpu: {servers}; or use a "
-            "slice of one host, such as v5litepod-8, or accelerator.kind: cpu"
+            "one host; on worker 0, use accelerator.kind: tpu with accelerator.tpu: slice, the TensorFlow servers of "
+            "all hosts; or use a slice of one host, such as v5litepod-8, or accelerator.kind: cpu"
         )
 
 
@@ -239,8 +239,10 @@ def require_first_worker() -> None:
     """Check that this machine is not another worker of a slice than the one that drives the servers of all hosts.
 
     Raises:
-        AcceleratorError: it is.
+        AcceleratorError: it is, or its job has several slices.
     """
+    if (slices := _several_slices()) and not is_declined():
+        raise AcceleratorError(f"{slices}, and a TPUStrategy has the TPUs of one slice; start one run for each slice")
     number = os.environ.get(_WORKER, "")
     if not number and device_files():  # a TPU VM has it only in its metadata
         number = instance_attribute("agent-worker-number") or ""
@@ -255,15 +257,20 @@ def _names_in(variable: str) -> list[str]:
     return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
 
 
+def _several_slices() -> str:
+    """What says that this machine belongs to one of several slices; empty if nothing does."""
+    slices = os.environ.get(_SLICES, "1")
+    return "" if slices in {"", "1"} else f"{_SLICES} = {slices}"
+
+
 def _signs_of_a_slice() -> str:
     """What says that this machine is one of several hosts; empty if nothing does."""
     for name, unit in ((_HOSTNAMES, "hosts"), (_PROCESSES, "processes")):
         count = len(_names_in(name))
         if count > 1:
             return f"{name} names {count} {unit}"
-    slices = os.environ.get(_SLICES, "1")
-    if slices not in {"", "1"}:
-        return f"{_SLICES} = {slices}"
+    if slices := _several_slices():
+        return slices
     source, name = _TYPE, os.environ.get(_TYPE, "")
     if not name and device_files():  # a TPU VM has it only in its metadata
         source, name = "accelerator-type in the metadata", instance_attribute("accelerator-type") or ""
@@ -275,15 +282,16 @@ def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
     """A `tf.distribute.TPUStrategy` over all cores of a TPU.
 
     Args:
-        spec: `accelerator` of the run file; its `tpu` is `local`, or a name, or addresses, of one behind servers.
+        spec: `accelerator` of the run file; its `tpu` is `local`, or says where the servers of a slice are.
         again: whether this process had the TPU and lost it. It is then shut down first, and loses all its state.
 
     Raises:
         AcceleratorError: the TPU is missing, does not respond, or cannot be initialized.
+        AcceleratorLost: a server did not respond within `accelerator.connect_seconds`.
     """
     import tensorflow as tf  # what only looks for a TPU needs none
 
-    resolver = _local() if spec.tpu == "local" else _named(spec)
+    resolver = _local() if spec.tpu == "local" else _of_servers(spec)
     if again:
         with _as_accelerator_error(spec, "tf.tpu.experimental.shutdown_tpu_system"):
             tf.tpu.experimental.shutdown_tpu_system(resolver)
@@ -301,35 +309,98 @@ def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
 def _local() -> Any:
     import tensorflow as tf
 
+    require_one_host()
     require_local_tpu()
     with _as_accelerator_error(AcceleratorSpec(kind="tpu"), "tf.distribute.cluster_resolver.TPUClusterResolver"):
         return tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
 
 
-def _named(spec: AcceleratorSpec) -> Any:
-    """The resolver of a TPU behind TensorFlow servers, one on each of its hosts."""
+def _of_servers(spec: AcceleratorSpec) -> Any:
+    """The resolver of the TensorFlow servers of a slice, all of which listen."""
     import tensorflow as tf
 
     require_packages()
+    name = _servers_of_this_slice() if spec.tpu == SLICE else spec.tpu
     # Without a metadata server, TensorFlow would look for one without a time limit.
-    if not spec.tpu.startswith(_GRPC) and metadata_address() is None:
+    if not name.startswith(_GRPC) and metadata_address() is None:
         raise AcceleratorError(
             f"accelerator.tpu = {spec.tpu}: this machine is not on Google Cloud, which knows TPUs by name; give the "
-            f"addresses of their servers, {_GRPC}host-0:{_PORT},{_GRPC}host-1:{_PORT}, or accelerator.tpu: local"
+            f"addresses of their servers, {_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}, or "
+            "accelerator.tpu: local"
         )
     with _as_accelerator_error(spec, "tf.distribute.cluster_resolver.TPUClusterResolver"):
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=spec.tpu)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         workers = list(resolver.cluster_spec().job_tasks(resolver.task_type))
+    until = time.monotonic() + spec.connect_seconds
     for worker in workers:
-        host, _, port = worker.partition(":")
-        try:
-            socket.create_connection((host, int(port or _PORT)), timeout=_CONNECT_SECONDS).close()
-        except OSError as fault:
-            raise AcceleratorError(
-                f"accelerator.tpu = {spec.tpu}: no TensorFlow server responds at {worker} ({fault}); start one on each "
-                "host, or use accelerator.tpu: local for the TPU of one host"
-            ) from fault
+        while fault := _no_server_at(worker):
+            if time.monotonic() > until:
+                raise AcceleratorLost(
+                    f"accelerator.tpu = {spec.tpu}: no TensorFlow server responds at {worker} ({fault}) within "
+                    f"{spec.connect_seconds:g} s (accelerator.connect_seconds); start baton slice-server on each host "
+                    "where Google's server does not run, or use accelerator.tpu: local for the TPU of one host"
+                )
+            time.sleep(_BETWEEN_SECONDS)
     return resolver
+
+
+def _servers_of_this_slice() -> str:
+    """Addresses of the servers of all hosts of this machine's slice, as `accelerator.tpu` has them."""
+    # As JAX finds them: each endpoint of the metadata ends with the address of a host.
+    endpoints = instance_attribute("worker-network-endpoints") or ""
+    hosts = _names_in(_HOSTNAMES) or [each.strip().rpartition(":")[2] for each in endpoints.split(",") if each.strip()]
+    if not hosts:
+        raise AcceleratorError(
+            f"accelerator.tpu = {SLICE}, but neither {_HOSTNAMES} nor this machine's metadata names the hosts of a "
+            f"slice; run on its worker 0, or name the servers, {_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}"
+        )
+    return ",".join(f"{_GRPC}{host}:{SERVER_PORT}" for host in hosts)
+
+
+def servers_of(strategy: Any) -> tuple[str, ...]:
+    """The servers of a strategy as TensorFlow names them, `/job:worker/replica:0/task:0`, sorted."""
+    return tuple(sorted({device.partition("/device:")[0] for device in strategy.extended.worker_devices}))
+
+
+def _no_server_at(worker: str) -> str:
+    """Why nothing listens at an address, HOST:PORT; empty if something does."""
+    host, _, port = worker.partition(":")
+    try:
+        socket.create_connection((host, int(port or SERVER_PORT)), timeout=_TRY_SECONDS).close()
+    except OSError as fault:
+        return str(fault)
+    return ""
+
+
+def serve(port: int, ready: Callable[[], None]) -> None:
+    """Run the TensorFlow server of this host of a slice, until a signal ends the process.
+
+    It obeys every client that reaches its port, as Google's does: only the network of the slice may.
+
+    Args:
+        port: on all interfaces; the clients find the server at it.
+        ready: called when the server listens.
+
+    Raises:
+        AcceleratorError: this machine's TPU cannot be used, or the port is not free.
+    """
+    announce_tpu()
+    require_local_tpu()
+    import tensorflow as tf
+
+    # The client tells each server which others there are.
+    try:
+        server = tf.distribute.Server({"worker": [f"localhost:{port}"]}, job_name="worker", task_index=0)
+    except tf.errors.OpError as fault:
+        raise AcceleratorError(
+            f"the TensorFlow server cannot listen at port {port}: {fault.message}; on a TPU VM, Google's server may "
+            "have it already, and is enough"
+        ) from fault
+    ready()
+    while server:
+        # Told of a client, the server replaces Python's handler and drops the signal (TensorFlow 2.19).
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        time.sleep(_BETWEEN_SECONDS)  # `server.join` would not let Python handle it
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 from tasks.foundation.machine import tpu
 from tasks.foundation.machine import tpu as tpu_environment
-from tasks.foundation.machine.tpu import tpu_strategy
+from tasks.foundation.machine.tpu import serve, tpu_strategy
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import in_fresh_process
 from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, StandInResolver, StandInSystem, look_like_a_tpu_vm
@@ -48,8 +48,8 @@ def listening() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def named(**settings: str) -> AcceleratorSpec:
-    return AcceleratorSpec(**{"kind": "tpu", "tpu": "my-tpu", **settings})  # type: ignore[arg-type]
+def named(**settings: Any) -> AcceleratorSpec:
+    return AcceleratorSpec(**{"kind": "tpu", "tpu": "my-tpu", **settings})
 
 
 def test_local_tpu_is_initialized_without_connecting(system: StandInSystem) -> None:
@@ -76,10 +76,28 @@ def test_each_host_of_a_named_tpu_must_respond(
 ) -> None:
     monkeypatch.setattr(StandInResolver, "workers", [listening, "127.0.0.1:9"])
     with pytest.raises(
-        AcceleratorError, match=r"accelerator\.tpu = my-tpu: no TensorFlow server responds at 127.0.0.1:9"
+        AcceleratorLost, match=r"accelerator\.tpu = my-tpu: no TensorFlow server responds at 127.0.0.1:9 .* 0.1 s"
     ):
-        tpu_strategy(named())
+        tpu_strategy(named(connect_seconds=0.1))
     assert system.calls == []
+
+
+def test_hosts_of_a_slice_are_found(system: StandInSystem, monkeypatch: pytest.MonkeyPatch, listening: str) -> None:
+    metadata = dict[str, str]()
+    monkeypatch.setattr(tpu, "instance_attribute", metadata.get)
+    monkeypatch.setattr(StandInResolver, "workers", [listening])
+    slice_of_hosts = named(tpu="slice")
+    with pytest.raises(AcceleratorError, match="neither TPU_WORKER_HOSTNAMES nor this machine's metadata names"):
+        tpu_strategy(slice_of_hosts)
+    metadata["worker-network-endpoints"] = "unknown:unknown:10.164.0.60,unknown:unknown:10.164.0.61"
+    tpu_strategy(slice_of_hosts)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a.slice,b.slice")
+    tpu_strategy(slice_of_hosts)
+    assert StandInResolver.made == [
+        {"tpu": "grpc://10.164.0.60:8470,grpc://10.164.0.61:8470"},
+        {"tpu": "grpc://a.slice:8470,grpc://b.slice:8470"},
+    ]
+    assert system.calls == ["connect", "initialize"] * 2
 
 
 def test_named_tpu_is_refused_without_a_metadata_server(
@@ -147,6 +165,14 @@ def test_packages_are_checked_before_any_call(
     with pytest.raises(AcceleratorError, match="tensorflow-cpu cannot use a TPU"):
         tpu_strategy(spec)
     assert (StandInResolver.made, system.calls) == ([], [])
+
+
+def test_server_needs_a_tpu_and_a_free_port(system: StandInSystem, listening: str) -> None:
+    with pytest.raises(AcceleratorError, match=f"cannot listen at port {listening.rpartition(':')[2]}: .*Google's"):
+        serve(int(listening.rpartition(":")[2]), ready=system.calls.clear)
+    tpu._DEVICES.joinpath("accel0").unlink()
+    with pytest.raises(AcceleratorError, match="this machine has no TPU"):
+        serve(0, ready=system.calls.clear)
 
 
 class _Flaky:

@@ -38,9 +38,14 @@ def tpu_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
 
 
+def require_both() -> None:
+    require_one_host()
+    require_local_tpu()
+
+
 def refusal() -> str:
     with pytest.raises(AcceleratorError) as refused:
-        require_local_tpu()
+        require_both()
     assert refused.value.exit_code == 2
     return str(refused.value)
 
@@ -68,7 +73,7 @@ def test_tpu_vm_is_accepted() -> None:
     require_local_tpu()
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-8"
-    require_local_tpu()
+    require_one_host()
 
 
 def test_missing_tpu_is_refused_with_all_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,7 +114,7 @@ def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variable", "value", "words"),
     [
         ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "TPU_WORKER_HOSTNAMES names 2 hosts"),
-        ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "accelerator.tpu: grpc://t1v-0:8470,grpc://t1v-1:8470"),
+        ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "on worker 0, use accelerator.kind: tpu with accelerator.tpu: slice"),
         ("MEGASCALE_NUM_SLICES", "2", "MEGASCALE_NUM_SLICES = 2"),
         ("TPU_PROCESS_ADDRESSES", "10.0.0.1:8476,10.0.0.2:8476", "TPU_PROCESS_ADDRESSES names 2 processes"),
         ("TPU_ACCELERATOR_TYPE", "v4-32", "TPU_ACCELERATOR_TYPE = v4-32, which has 4 hosts"),
@@ -134,6 +139,9 @@ def test_only_the_first_worker_of_a_slice_runs(monkeypatch: pytest.MonkeyPatch) 
     require_first_worker()
     os.environ["TPU_WORKER_ID"] = "1"
     with pytest.raises(AcceleratorError, match="is worker 1 of a TPU slice"):
+        require_first_worker()
+    os.environ["MEGASCALE_NUM_SLICES"] = "2"
+    with pytest.raises(AcceleratorError, match="MEGASCALE_NUM_SLICES = 2, and a TPUStrategy has the TPUs of one slice"):
         require_first_worker()
 
 
