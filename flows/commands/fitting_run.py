@@ -94,7 +94,7 @@ def run_text(found: Found, data: Mapping[str, Any], name: str) -> str:
             of_data.rstrip(),
             _with_comment("model: model.py:build_model", "returns a compiled keras.Model"),
             "train:",
-            _with_comment(f"  epochs: {epochs}", "passes over the training examples, as in fit. Or steps: 800"),
+            _with_comment(f"  epochs: {epochs}", "passes over the training examples, as in fit; or steps: N batches"),
             _with_comment(f"  global_batch_size: {batch}", "examples in a step, over all replicas"),
             "",
         ]
