@@ -87,8 +87,8 @@ def run_checks(
         stepped = (run, target, sample)
         checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), *stepped, model)
         checks.run("input", lambda run, target, sample: check_input(run, target, sample, step_seconds), *stepped)
-        saved = (storage, target, model)
-        commit = checks.run("commit", lambda storage, *of: check_commit(storage, of[1].state, of[0]), *saved)
+        saved = (storage, model, target)
+        commit = checks.run("commit", lambda storage, model, target: check_commit(storage, model.state, target), *saved)
         checks.run(
             "preemption",
             lambda run, cost, model: check_preemption(

@@ -17,7 +17,6 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.log.files import FIRST_ENTRY
 from tasks.foundation.machine.processes import enough_memory_for_snapshot
-from tasks.foundation.messages import counted
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import duration_words, size_words
@@ -74,10 +73,16 @@ def check_commit(storage: Storage, state: "TrainState", target: Target) -> Findi
     snapshot = take_snapshot(state, copy=beside)
     if snapshot is None:
         raise AssertionError(_ONE_HOST)
-    fetching, sending = size / _FETCHED_BYTES_PER_SECOND, size * target.replicas / _SENT_BYTES_PER_SECOND
-    if not target.has_servers:
-        fetching = sending = 0.0
-    stall = time.monotonic() - began + fetching
+    stall = time.monotonic() - began
+    sending, network = 0.0, ""
+    if target.has_servers:
+        fetching, sending = size / _FETCHED_BYTES_PER_SECOND, size * target.replicas / _SENT_BYTES_PER_SECOND
+        stall += fetching
+        network = (
+            f"; {duration_words(fetching)} of the commit and {duration_words(sending)} of the restore are the network, "
+            f"assuming {size_words(_FETCHED_BYTES_PER_SECOND)}/s from the TensorFlow servers and "
+            f"{size_words(_SENT_BYTES_PER_SECOND)}/s to each replica in turn, which was not measured on TPUs"
+        )
     sample, share = _first_values(snapshot)
     processor_seconds: list[float] = []
     with scratch_folder(storage) as home:
@@ -101,14 +106,6 @@ def check_commit(storage: Storage, state: "TrainState", target: Target) -> Findi
         f"{size_words(size)}{sampled}: {duration_words(commit)} to commit, {duration_words(restore)} to restore, from "
         f"this machine; to save beside the training takes {size_words(size)} of memory"
     )
-    network = ""
-    if target.has_servers:
-        network = (
-            f"; of these, {duration_words(fetching)} of a commit and {duration_words(sending)} of a restore are the "
-            f"network, assuming {size_words(_FETCHED_BYTES_PER_SECOND)}/s from the TensorFlow servers and "
-            f"{size_words(_SENT_BYTES_PER_SECOND)}/s to {counted(target.replicas, 'replica')}, one after the other; "
-            "this was not measured on TPUs"
-        )
     if beside:
         text = f"{text}, and training waits {duration_words(stall)}{network}"
         return Finding(verdict="pass", text=text, value=cost)

@@ -106,7 +106,7 @@ def test_servers_add_the_network_to_a_commit_and_a_restore(tmp_path: Path, monke
     assert days < found.value.commit_seconds < 2 * days
     assert 16 * days < found.value.restore_seconds < 17 * days
     assert "27 h 4" in found.text
-    assert "to 16 replicas, one after the other; this was not measured on TPUs" in found.text
+    assert "to each replica in turn, which was not measured on TPUs" in found.text
 
 
 @pytest.mark.parametrize("address", ["./runs", "gs://bucket/team"])
