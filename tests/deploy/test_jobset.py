@@ -193,6 +193,7 @@ def test_each_end_of_a_host_is_acted_on(gpus: JobOfJobSet) -> None:
 def test_slice_is_driven_at_the_addresses_of_its_servers(server: JobOfJobSet, client: JobOfJobSet) -> None:
     servers = [f"grpc://{address}" for address in server.addresses()]
     assert f"accelerator.tpu={','.join(servers)}" in client.settings()
+    assert "accelerator.connect_seconds=86400" in client.settings()
     assert server.container["args"] == ["baton", "slice-server"]
     assert server.container["image"] == client.container["image"]
 
