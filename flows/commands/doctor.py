@@ -62,7 +62,7 @@ def run_checks(
     """
     checks = Checks(on_finding)
     run = checks.run("run file", lambda: check_run_file(file, overrides))
-    target = checks.run("accelerator", lambda run: check_accelerator(run, tpu), run).as_passed
+    target = checks.run("accelerator", lambda run: check_accelerator(run, tpu, overrides), run).as_passed
     batch = checks.run("batch", check_batch, run, target)
     code = checks.run("code", check_code, run)
     storage = checks.run("storage", check_storage, run)
@@ -87,7 +87,8 @@ def run_checks(
         stepped = (run, target, sample)
         checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), *stepped, model)
         checks.run("input", lambda run, target, sample: check_input(run, target, sample, step_seconds), *stepped)
-        commit = checks.run("commit", lambda storage, model: check_commit(storage, model.state), storage, model)
+        saved = (storage, model, target)
+        commit = checks.run("commit", lambda storage, model, target: check_commit(storage, model.state, target), *saved)
         checks.run(
             "preemption",
             lambda run, cost, model: check_preemption(
@@ -171,7 +172,7 @@ def doctor(
     checks = run_checks(
         file,
         overrides or (),
-        _ignore if as_json else _say,
+        (lambda _: None) if as_json else _say,
         tpu=tpu,
         step_seconds=step_seconds,
         hours_between=preempted_every_hours,
@@ -202,10 +203,6 @@ def _speed_up_xla() -> None:
     """Make XLA compile in a third of the time; the program is only analysed. XLA reads the flags at its first use."""
     # The user's own flags come last and take precedence.
     os.environ["XLA_FLAGS"] = f"{_FAST_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
-
-
-def _ignore(_: Finding) -> None:
-    """Print nothing: with --json, all findings are printed at the end."""
 
 
 def _say(finding: Finding) -> None:

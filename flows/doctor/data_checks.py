@@ -29,6 +29,8 @@ from tasks.prepare_data.writing import BlockWriter, ShardUploads
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tasks.foundation.dataset.read import WorkerFiles
+
 
 # The sample ends at the first of these limits.
 _MAX_EXAMPLES = 4096
@@ -264,8 +266,13 @@ def check_input(run: RunFile, target: Target, sample: DataSample, step_seconds: 
         sample: read repeatedly for about two seconds.
         step_seconds: assumed duration of one step; None if unknown.
     """
+    from tasks.foundation.dataset.read import WorkerFiles
     from tasks.foundation.dataset.shards import original_read_errors
+    from tasks.foundation.dataset.worker_plans import require_no_python
 
+    if target.has_servers:
+        worker = WorkerFiles(root=sample.storage.uri, batches=1)
+        require_no_python(_batches(run, sample, per_replica=1, replicas=1, worker=worker))
     replicas = max(1, target.replicas // target.hosts)
     per_replica = examples_per_replica(run, target)
     with original_read_errors():
@@ -311,7 +318,9 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
         return apply_class_weight(batch, run.spec.train.class_weight)
 
 
-def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: int) -> "tf.data.Dataset":
+def _batches(
+    run: RunFile, sample: DataSample, *, per_replica: int, replicas: int, worker: "WorkerFiles | None" = None
+) -> "tf.data.Dataset":
     from tasks.foundation.dataset.model_inputs import model_inputs
     from tasks.foundation.dataset.read import training_dataset
 
@@ -326,4 +335,5 @@ def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: in
         shuffle=run.spec.data.shuffle,
         local_replicas=replicas,
         functions=inputs.training_functions,
+        worker=worker,
     )

@@ -14,7 +14,7 @@ from flows.opened_run import Run, storage_of
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.placement import micro_batch_size
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.errors import BatonError, StorageError
+from tasks.foundation.errors import BatonError, RunFileError, StorageError
 from tasks.foundation.machine.tpu import TpuType
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.interface import Storage
@@ -104,6 +104,7 @@ class Checks:
 
 
 _SUBLANES, _LANES = 8, 128
+_OF_A_SLICE = ("accelerator.kind=tpu", "accelerator.tpu=slice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +116,14 @@ class Target:
         replicas: number of model copies.
         hosts: number of machines that feed the replicas.
         is_tpu: whether it is a TPU, with or without a named type.
+        has_servers: whether the replicas belong to TensorFlow servers.
     """
 
     tpu: TpuType | None
     replicas: int
     hosts: int
     is_tpu: bool
+    has_servers: bool
 
 
 def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
@@ -132,26 +135,34 @@ def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
     return Finding(verdict="pass", text=text, value=run)
 
 
-def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
-    """Determine the accelerator that the run trains on; the finding's value is the `Target`."""
+def check_accelerator(run: RunFile, tpu: TpuType | None, overrides: Sequence[str] = ()) -> Finding:
+    """Determine the accelerator that the run trains on; the finding's value is the `Target`.
+
+    Args:
+        run: the run file.
+        tpu: TPU type to check for; None if the user names none.
+        overrides: with which the run file was loaded.
+    """
     spec = run.spec.accelerator
+    has_servers = spec.tpu != "local" or (tpu is not None and tpu.hosts > 1)
     if tpu is None:
-        target = Target(tpu=None, replicas=spec.replicas, hosts=1, is_tpu=spec.kind == "tpu")
+        is_tpu = spec.kind == "tpu"
+        target = Target(tpu=None, replicas=spec.replicas, hosts=1, is_tpu=is_tpu, has_servers=has_servers)
         text = f"accelerator.kind: {spec.kind}, assuming {counted(spec.replicas, 'replica')}"
         remedy = "name the TPU type to check batch and memory for it, such as --for v5litepod-8"
         return Finding(verdict="pass", text=text, remedy=remedy, value=target)
-    target = Target(tpu=tpu, replicas=tpu.replicas, hosts=tpu.hosts, is_tpu=True)
+    target = Target(tpu=tpu, replicas=tpu.replicas, hosts=tpu.hosts, is_tpu=True, has_servers=has_servers)
     text = (
         f"{tpu.name}: {counted(tpu.chips, 'chip')}, {counted(tpu.replicas, 'replica')} of "
         f"{size_words(tpu.hbm_bytes)}, {counted(tpu.hosts, 'host')}"
     )
-    if tpu.hosts > 1:
-        return Finding(
-            verdict="fail",
-            text=f"{text}; this version of Baton trains on single-host TPUs only",
-            remedy="use a type with one host, such as v5litepod-8, v6e-8, v5p-8 or v4-8",
-            value=target,
-        )
+    if tpu.hosts > 1 and spec.tpu == "local":
+        try:
+            load_run_file(run.path, [*overrides, *_OF_A_SLICE])
+        except RunFileError as error:
+            return Finding(verdict="fail", text=f"{text}: {error}", value=target)
+        remedy = f"on worker 0 of the slice, add --set {' --set '.join(_OF_A_SLICE)}"
+        return Finding(verdict="pass", text=text, remedy=remedy, value=target)
     if spec.kind not in {"auto", "tpu"}:
         return Finding(
             verdict="warn",

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.errors import BatonError
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.opening import open_storage
-from tests.deploy.rendering import JobSet
+from tests.deploy.rendering import JobOfJobSet
 from tests.support.engine import Engine
 from tests.support.prefect_server import post, running_server
 from tests.support.watching import wait_until
@@ -60,7 +60,7 @@ class Hosts:
     """The pods of the JobSet, as containers."""
 
     def __init__(self, engine: Engine, image: str, code: Path, bucket: str, env: dict[str, str]) -> None:
-        self.jobset, self.containers = JobSet(), list[str]()
+        self.job, self.containers = JobOfJobSet("jobset.yaml", "worker"), list[str]()
         self._engine, self._image, self._code, self._env = engine, image, code, env
         self._storage = f"gs://bucket/{bucket}"
         self._log = RunLog(open_storage(self._storage, relative_to=code).at("hosts"))
@@ -68,10 +68,10 @@ class Hosts:
     def start(self, *, hosts: int | None = None) -> None:
         """Start all hosts anew, or the first ones."""
         self.remove()
-        addresses = ",".join(free_addresses(self.jobset.hosts))
-        words = [word.replace("gs://BUCKET/runs", self._storage) for word in self.jobset.container["args"]]
-        for index in range(self.jobset.hosts if hosts is None else hosts):
-            environment = self.jobset.environment(index) | self._env | {"BATON_HOSTS": addresses}
+        addresses = ",".join(free_addresses(self.job.pods))
+        words = [word.replace("gs://BUCKET/runs", self._storage) for word in self.job.container["args"]]
+        for index in range(self.job.pods if hosts is None else hosts):
+            environment = self.job.environment(index) | self._env | {"BATON_HOSTS": addresses}
             options = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
             options += ["--network", "host", "--volume", f"{self._code}:/code:ro"]
             run = self._engine.podman("run", "--detach", "--pull=never", *options, self._image, *words)
@@ -150,8 +150,8 @@ def test_hosts_killed_by_turns_make_the_same_bits(hosts: Callable[..., Hosts], t
             # JobSet starts all of them again, and does not count it.
             assert codes.pop(index) in ENDS[name], cut.output(index)
             assert codes == [3, 3], "\n".join(map(cut.output, range(3)))
-            assert cut.jobset.what_follows(KILLED, disrupted=True) == "a new pod"
-            assert cut.jobset.what_follows(3) == "RestartJobSetAndIgnoreMaxRestarts"
+            assert cut.job.what_follows(KILLED, disrupted=True) == "a new pod"
+            assert cut.job.what_follows(3) == "RestartJobSetAndIgnoreMaxRestarts"
         cut.start()
         assert cut.ends() == [0, 0, 0], cut.output(CHIEF)
         assert (cut.tip().step, cut.tip().state_digest) == (straight.tip().step, straight.tip().state_digest)

@@ -1,9 +1,10 @@
-"""Kubernetes and JobSet accept deploy/jobset.yaml, and it does with each end of Baton what the end means.
+"""Kubernetes and JobSet accept the JobSets of deploy/, and they do with each end of Baton what the end means.
 
-No light package has JobSet's own schema, so `SCHEMA` has the fields of v1alpha2 that concern a manifest like this one.
+No light package has JobSet's own schema, so `SCHEMA` has the fields of v1alpha2 that concern manifests like these.
 """
 
 import copy
+import math
 import re
 from typing import Any
 
@@ -14,12 +15,15 @@ import pytest
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AcceleratorLost, BatonError, InvalidInput, RunLogError, StageLost
 from tasks.foundation.machine.cluster import cluster_of
-from tests.deploy.rendering import JobSet, jobset_documents
+from tasks.foundation.machine.tpu import tpu_type
+from tests.deploy.rendering import JobOfJobSet, documents
 from tests.support.checkout import CHECKOUT
 
-HOSTS = 3
+GPUS, SLICE = "jobset.yaml", "tpu-slice.yaml"
+JOBS = [(GPUS, "worker"), (SLICE, "server"), (SLICE, "client")]
 DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMES = {"type": "array", "items": {"type": "string"}}
+KILLED = 128 + 9
 REASONS = ["BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"]
 
 
@@ -44,12 +48,17 @@ RULE = fields(
     onJobFailureMessagePatterns={**NAMES, "uniqueItems": True},
     targetReplicatedJobs=NAMES,
 )
+# Unlike Kubernetes, JobSet has no default for the status of a condition.
+CONDITION = fields(("status", "type"), status={"enum": ["True", "False", "Unknown"]}, type={"type": "string"})
+POD_RULE = {"properties": {"onPodConditions": {"type": "array", "items": CONDITION}}}
+POD_FAILURE_POLICY = {"properties": {"rules": {"type": "array", "items": POD_RULE}}}
+JOB_SPEC = {"type": "object", "properties": {"podFailurePolicy": POD_FAILURE_POLICY}}  # the rest is of batch/v1
 REPLICATED_JOB = fields(
     ("name", "template"),
     name={"type": "string", "pattern": DNS_LABEL},
     groupName={"type": "string", "pattern": DNS_LABEL},
     replicas={"type": "integer", "minimum": 0},
-    template=fields(("spec",), metadata={"type": "object"}, spec={"type": "object"}),  # of batch/v1
+    template=fields(("spec",), metadata={"type": "object"}, spec=JOB_SPEC),
     dependsOn={"type": "array", "maxItems": 5},
 )
 SCHEMA = fields(
@@ -93,19 +102,36 @@ SCHEMA = fields(
 
 
 @pytest.fixture
-def jobset() -> JobSet:
-    return JobSet()
+def gpus() -> JobOfJobSet:
+    return JobOfJobSet(GPUS, "worker")
 
 
-def test_every_document_is_valid(jobset: JobSet) -> None:
-    newest = kubernetes_validate.latest_version()
-    for each in [*(each for each in jobset_documents() if each["kind"] != "JobSet"), jobset.job]:
-        kubernetes_validate.validate(each, newest, strict=True)
-    jsonschema.Draft202012Validator(SCHEMA).validate(jobset.manifest)
+@pytest.fixture
+def server() -> JobOfJobSet:
+    return JobOfJobSet(SLICE, "server")
+
+
+@pytest.fixture
+def client() -> JobOfJobSet:
+    return JobOfJobSet(SLICE, "client")
+
+
+def refuse_unknown(jobset: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(jobset)
+
+
+@pytest.mark.parametrize(("file", "name"), JOBS)
+def test_every_document_is_valid(file: str, name: str) -> None:
+    (priority,), job = documents("priority-class.yaml"), JobOfJobSet(file, name)
+    for each in (priority, job.manifest):
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    refuse_unknown(job.jobset)
     # The name of a pod has five more characters.
-    assert len(f"{jobset.job['metadata']['name']}-{HOSTS - 1}-abcde") <= 63
-    for rule in jobset.manifest["spec"]["failurePolicy"]["rules"]:
+    assert len(f"{job.manifest['metadata']['name']}-{job.pods - 1}-abcde") <= 63
+    for rule in job.jobset["spec"].get("failurePolicy", {"rules": []})["rules"]:
         assert [re.compile(pattern) for pattern in rule["onJobFailureMessagePatterns"]]
+    assert job.spec["parallelism"] == job.pods
+    assert job.pod["priorityClassName"] == priority["metadata"]["name"]
 
 
 @pytest.mark.parametrize(
@@ -115,41 +141,39 @@ def test_every_document_is_valid(jobset: JobSet) -> None:
         (("spec", "failurePolicy", "rules", 0, "action"), "FailJob"),
         (("spec", "failurePolicy", "rules", 0, "name"), "work-left"),
         (("spec", "replicatedJobs", 0, "parallelism"), 3),
+        (
+            ("spec", "replicatedJobs", 0, "template", "spec", "podFailurePolicy", "rules", 2, "onPodConditions", 0),
+            {"type": "DisruptionTarget"},
+        ),
     ],
 )
-def test_invalid_jobset_is_refused(jobset: JobSet, place: tuple[Any, ...], value: Any) -> None:
-    changed = copy.deepcopy(jobset.manifest)
+def test_invalid_jobset_is_refused(gpus: JobOfJobSet, place: tuple[Any, ...], value: Any) -> None:
+    changed = copy.deepcopy(gpus.jobset)
     below: Any = changed
     for key in place[:-1]:
         below = below[key]
     below[place[-1]] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft202012Validator(SCHEMA).validate(changed)
+        refuse_unknown(changed)
 
 
-def test_hosts_are_the_pods_of_the_jobset(jobset: JobSet) -> None:
-    spec, name, network = jobset.job["spec"], jobset.manifest["metadata"]["name"], jobset.manifest["spec"]["network"]
-    assert (spec["completionMode"], spec["parallelism"], spec["completions"]) == ("Indexed", HOSTS, HOSTS)
-    assert network["enableDNSHostnames"]
-    subdomain = network.get("subdomain", name)
-    (port,) = jobset.container["ports"]
-    expected = tuple(f"{name}-worker-0-{index}.{subdomain}:{port['containerPort']}" for index in range(HOSTS))
-    clusters = [cluster_of(jobset.environment(index)) for index in range(HOSTS)]
-    assert {cluster.addresses for cluster in clusters} == {expected}
-    assert [cluster.host for cluster in clusters] == list(range(HOSTS))
+def test_hosts_are_the_pods_of_the_jobset(gpus: JobOfJobSet) -> None:
+    clusters = [cluster_of(gpus.environment(index)) for index in range(gpus.pods)]
+    assert {cluster.addresses for cluster in clusters} == {tuple(gpus.addresses())}
+    assert [cluster.host for cluster in clusters] == list(range(gpus.pods))
 
 
-def test_the_command_is_valid(jobset: JobSet) -> None:
-    program, verb, file, *overrides = jobset.container["args"]
-    assert (program, verb, file) == ("baton", "run", "/code/run.yaml")
-    settings = [each.removeprefix("--set=") for each in overrides]
-    spec = load_run_file(CHECKOUT / "deploy" / "runs" / "text" / "run.yaml", settings).spec
-    assert spec.accelerator.kind == "multi_worker"
+@pytest.mark.parametrize(("file", "name", "kind"), [(GPUS, "worker", "multi_worker"), (SLICE, "client", "tpu")])
+def test_the_command_is_valid(file: str, name: str, kind: str) -> None:
+    job = JobOfJobSet(file, name)
+    spec = load_run_file(CHECKOUT / "deploy" / "runs" / "text" / "run.yaml", job.settings()).spec
+    assert spec.accelerator.kind == kind
     assert spec.storage == "gs://BUCKET/runs"
-    assert spec.stop.grace_seconds < 15 <= jobset.pod["terminationGracePeriodSeconds"]
+    notice = 15 if "nodeSelector" in job.pod else math.inf  # of spot nodes
+    assert spec.stop.grace_seconds < min(notice, job.pod["terminationGracePeriodSeconds"])
 
 
-def test_each_end_of_a_host_is_acted_on(jobset: JobSet) -> None:
+def test_each_end_of_a_host_is_acted_on(gpus: JobOfJobSet) -> None:
     ends: dict[type[BatonError], str] = {
         InvalidInput: "FailJobSet",
         RunLogError: "FailJobSet",
@@ -158,24 +182,63 @@ def test_each_end_of_a_host_is_acted_on(jobset: JobSet) -> None:
         BatonError: "RestartJobSet",
     }
     for error, action in ends.items():
-        assert jobset.what_follows(error.exit_code) == action, error.__name__
-    killed = 128 + 9
-    assert jobset.what_follows(killed) == "RestartJobSet"
-    assert jobset.what_follows(killed, disrupted=True) == "a new pod"
-    assert jobset.what_follows(AcceleratorLost.exit_code, disrupted=True) == "RestartJobSetAndIgnoreMaxRestarts"
-    assert jobset.manifest["spec"]["failurePolicy"]["maxRestarts"] > 0
-    assert jobset.pod["restartPolicy"] == "Never"  # a condition of pod failure policies
+        assert gpus.what_follows(error.exit_code) == action, error.__name__
+    assert gpus.what_follows(KILLED) == "RestartJobSet"
+    assert gpus.what_follows(KILLED, disrupted=True) == "a new pod"
+    assert gpus.what_follows(AcceleratorLost.exit_code, disrupted=True) == "RestartJobSetAndIgnoreMaxRestarts"
+    assert gpus.jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+    assert gpus.pod["restartPolicy"] == "Never"  # a condition of pod failure policies
 
 
-def test_pods_get_gpus_of_spot_nodes(jobset: JobSet) -> None:
-    resources = jobset.container["resources"]
+def test_slice_is_driven_at_the_addresses_of_its_servers(server: JobOfJobSet, client: JobOfJobSet) -> None:
+    servers = [f"grpc://{address}" for address in server.addresses()]
+    assert f"accelerator.tpu={','.join(servers)}" in client.settings()
+    assert "accelerator.connect_seconds=86400" in client.settings()
+    assert server.container["args"] == ["baton", "slice-server"]
+    assert server.container["image"] == client.container["image"]
+
+
+def test_slice_replaces_only_what_has_died(server: JobOfJobSet, client: JobOfJobSet) -> None:
+    crash, many = BatonError.exit_code, 1000
+    assert {server.what_follows(code, crashes=many) for code in (crash, 2, 3, 4, KILLED)} == {"the same pod"}
+    assert server.what_follows(KILLED, crashes=many, disrupted=True) == "a new pod"
+    assert server.spec["podReplacementPolicy"] == "Failed"
+
+    limit = client.spec["backoffLimit"]
+    for error in (InvalidInput, RunLogError):
+        assert client.what_follows(error.exit_code) == "FailJobSet"
+    for error in (AcceleratorLost, StageLost):
+        assert client.what_follows(error.exit_code, crashes=limit) == "a new pod"
+    assert client.what_follows(KILLED, crashes=limit, disrupted=True) == "a new pod"
+    assert client.what_follows(crash, crashes=limit - 1) == "a new pod"
+    assert client.what_follows(crash, crashes=limit) == "FailJobSet"
+    assert client.pod["restartPolicy"] == "Never"
+    assert client.jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["client"]}
+
+
+def test_servers_have_all_chips_of_one_slice(server: JobOfJobSet, client: JobOfJobSet) -> None:
+    topology = server.pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips, resources = math.prod(map(int, topology.split("x"))), server.container["resources"]
+    known = tpu_type(f"v5litepod-{chips}")
+    for kind in ("requests", "limits"):
+        assert server.pods * int(resources[kind]["google.com/tpu"]) == known.chips
+    assert server.pods == known.hosts
+    # A first pod that has failed would keep JobSet from admitting another one on the slice.
+    assert "exclusive-topology" not in str(server.jobset)
+    assert {f"cloud.google.com/gke-{name}" for name in ("nodepool", "spot", "tpu-accelerator", "tpu-topology")} == set(
+        server.pod["nodeSelector"]
+    )
+    assert {each["key"] for each in server.pod["tolerations"]} == {"cloud.google.com/gke-spot", "google.com/tpu"}
+    assert "google.com/tpu" not in str(client.manifest)
+
+
+def test_pods_get_gpus_of_spot_nodes(gpus: JobOfJobSet) -> None:
+    resources = gpus.container["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == "1"
-    assert {"cloud.google.com/gke-accelerator", "cloud.google.com/gke-spot"} == set(jobset.pod["nodeSelector"])
-    tolerated = {each["key"] for each in jobset.pod["tolerations"]}
+    assert {"cloud.google.com/gke-accelerator", "cloud.google.com/gke-spot"} == set(gpus.pod["nodeSelector"])
+    tolerated = {each["key"] for each in gpus.pod["tolerations"]}
     assert tolerated == {"cloud.google.com/gke-spot", "nvidia.com/gpu"}
-    (volume,), (mount,) = jobset.pod["volumes"], jobset.container["volumeMounts"]
+    (volume,), (mount,) = gpus.pod["volumes"], gpus.container["volumeMounts"]
     assert (volume["emptyDir"]["medium"], mount["mountPath"]) == ("Memory", "/dev/shm")  # noqa: S108
     assert volume["name"] == mount["name"]
     assert all("ephemeral-storage" in resources[kind] for kind in ("requests", "limits"))
-    (priority,) = (each for each in jobset_documents() if each["kind"] == "PriorityClass")
-    assert jobset.pod["priorityClassName"] == priority["metadata"]["name"]

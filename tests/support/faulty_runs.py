@@ -27,7 +27,7 @@ ALL_CHECKS = [
     "commit",
     "preemption",
 ]
-V5E = tpu_type("v5litepod-8")
+V5E, SLICE = tpu_type("v5litepod-8"), tpu_type("v5litepod-16")
 
 _RUN = """
 run: small

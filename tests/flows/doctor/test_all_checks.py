@@ -12,7 +12,7 @@ import pytest
 from flows.doctor import data_checks
 from tasks.foundation.machine.tpu import TpuType
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.faulty_runs import ALL_CHECKS, diagnose, layer_doing, make_run
+from tests.support.faulty_runs import ALL_CHECKS, SLICE, diagnose, layer_doing, make_run
 
 GRAPH_SKIPS = {"xla"}
 
@@ -95,7 +95,7 @@ STRING = layer_doing("return x + tf.cast(tf.strings.length(tf.strings.as_string(
 PYTHON = layer_doing("return x + tf.ensure_shape(tf.py_function(lambda v: v, [x], tf.float32), x.shape)")
 
 
-SLICE = layer_doing("count = tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32))", "return x + tf.reduce_sum(x[:count])")
+SLICED = layer_doing("count = tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32))", "return x + tf.reduce_sum(x[:count])")
 
 
 UNKNOWN_TO_XLA = layer_doing(
@@ -117,6 +117,19 @@ LABEL = "data.py", "number % 3", "number % 4"
 
 
 NO_FILE = "run.yaml", 'source: "data.py:load"', "source: table, options: {path: none.csv, y: y}"
+
+
+OF_A_SLICE = [("run.yaml", "global_batch_size: 64", "global_batch_size: 128"), ("data.py", "range(96)", "range(960)")]
+
+
+TRANSFORM = """import numpy as np
+import tensorflow as tf
+
+def in_python(example):
+    x = tf.numpy_function(lambda x: x, [example[0]], tf.float32, stateful=False)
+    return tf.ensure_shape(x, example[0].shape), example[1]
+"""
+IN_PYTHON = "data.py", "import numpy as np", TRANSFORM
 
 
 FLOAT64 = "model.py", "keras.layers.Dense(8, ", 'keras.layers.Dense(8, dtype="float64", '
@@ -178,7 +191,7 @@ FAULTS: dict[str, tuple[list[tuple[str, str, str]], dict[str, Any], str, str, li
     "boolean_mask in a layer": ([MASK], {}, "graph", "fail", ["layer between", "Where", "dynamic"], GRAPH_SKIPS),
     "unique in a layer": ([UNIQUE], {}, "graph", "fail", ["layer between", "Unique", "dynamic"], GRAPH_SKIPS),
     "slice of data-dependent size": (
-        [SLICE],
+        [SLICED],
         {},
         "graph",
         "fail",
@@ -210,6 +223,22 @@ FAULTS: dict[str, tuple[list[tuple[str, str, str]], dict[str, Any], str, str, li
         set(),
     ),
     "TPU with too little memory": ([], {"tpu": TINY}, "memory", "fail", ["of a replica's 1.5 kB"], set()),
+    "slice that cannot cache in memory": (
+        OF_A_SLICE,
+        {"tpu": SLICE, "overrides": ["data.cache=memory"]},
+        "accelerator",
+        "fail",
+        ["4 hosts", "data.cache: memory"],
+        set(),
+    ),
+    "transform in Python on a slice": (
+        [*OF_A_SLICE, IN_PYTHON],
+        {"tpu": SLICE, "overrides": ["data.transform=data.py:in_python"]},
+        "input",
+        "fail",
+        ["calls Python (PyFuncStateless)"],
+        set(),
+    ),
     "slow input pipeline": ([], {"step_seconds": 1e-7}, "input", "warn", ["would wait for input"], set()),
     "storage that is not writable": (
         [("run.yaml", "./runs", "./model.py/runs")],

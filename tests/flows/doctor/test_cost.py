@@ -1,6 +1,7 @@
 """The measured cost of a commit is that of Baton's own writer and reader; what preemptions cost."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from flows.doctor.cost import (
     check_preemption,
     configured_interval_seconds,
 )
-from flows.doctor.run_file_checks import Checks
+from flows.doctor.run_file_checks import Checks, Target
 from flows.opened_run import storage_of
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import StoreRefused
@@ -27,6 +28,7 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.faulty_runs import load_faulty_run
 
 MiB = 1 << 20
+CPU = Target(tpu=None, replicas=1, hosts=1, is_tpu=False, has_servers=False)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def state_of_size(mebibytes: int) -> TrainState:
 def test_commit_is_measured_and_leaves_no_files(tmp_path: Path, written: dict[str, int]) -> None:
     state = state_of_size(3)
     digest = state.digest().root
-    found = check_commit(LocalStorage(tmp_path / "far" / "runs"), state)
+    found = check_commit(LocalStorage(tmp_path / "far" / "runs"), state, CPU)
     cost = found.value
     assert 3 * MiB < cost.state_bytes < 3.1 * MiB
     assert cost.commit_seconds > 0
@@ -74,7 +76,7 @@ def test_memory_for_saving_beside_is_said(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(commit_cost, "enough_memory_for_snapshot", lambda size: asked.append(size) or enough)
-    found = check_commit(LocalStorage(tmp_path), state_of_size(3))
+    found = check_commit(LocalStorage(tmp_path), state_of_size(3), CPU)
     assert found.verdict == verdict
     assert "to save beside the training takes 3.1 MB of memory" in found.text
     assert ("training waits for each commit" in found.text) is not enough
@@ -86,10 +88,25 @@ def test_large_state_is_written_in_part(
     tmp_path: Path, written: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_cost, "_SENT_BYTES", MiB + MiB // 2)
-    found = check_commit(LocalStorage(tmp_path), state_of_size(4))
+    found = check_commit(LocalStorage(tmp_path), state_of_size(4), CPU)
     assert MiB <= max(written.values()) < 1.1 * MiB
     assert "of it measured, the rest assumed as fast" in found.text
     assert found.value.state_bytes > 4 * MiB
+
+
+def test_servers_add_the_network_to_a_commit_and_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = 1e5  # seconds, more than this machine takes for anything here
+    state, target = state_of_size(3), replace(CPU, replicas=16, hosts=4, has_servers=True)
+    monkeypatch.setattr(commit_cost, "_FETCHED_BYTES_PER_SECOND", 3 * MiB / days)
+    monkeypatch.setattr(commit_cost, "_SENT_BYTES_PER_SECOND", 3 * MiB / days)
+    local = check_commit(LocalStorage(tmp_path), state, replace(target, has_servers=False)).value
+    assert max(local.commit_seconds, local.training_seconds, local.restore_seconds) < days
+    found = check_commit(LocalStorage(tmp_path), state, target)
+    assert days < found.value.training_seconds < 2 * days
+    assert days < found.value.commit_seconds < 2 * days
+    assert 16 * days < found.value.restore_seconds < 17 * days
+    assert "27 h 4" in found.text
+    assert "to each replica in turn, which was not measured on TPUs" in found.text
 
 
 @pytest.mark.parametrize("address", ["./runs", "gs://bucket/team"])
@@ -102,7 +119,7 @@ def test_files_are_deleted_after_failure(
     run = load_faulty_run(tmp_path, f"storage={address}")
     storage = storage_of(run)
     monkeypatch.setattr(type(storage), "checksum" if address == "./runs" else "download", refuse)
-    found = Checks(lambda _: None).run("commit", lambda: check_commit(storage, state_of_size(1)))
+    found = Checks(lambda _: None).run("commit", lambda: check_commit(storage, state_of_size(1), CPU))
     assert (found.verdict, found.text) == ("fail", "no")
     assert not (run.folder / "runs").exists()
     assert cloud.store.names("bucket") == []

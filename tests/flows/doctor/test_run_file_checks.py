@@ -8,10 +8,10 @@ from flows.doctor.run_file_checks import Checks, Finding, check_accelerator, che
 from flows.opened_run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.machine.tpu import tpu_type
+from tasks.foundation.machine.tpu import TpuType
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.fake_run import FakeRun
-from tests.support.faulty_runs import V5E, load_faulty_run, make_run
+from tests.support.faulty_runs import SLICE, V5E, load_faulty_run, make_run
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,39 @@ def test_micro_batches_are_named(tmp_path: Path) -> None:
     assert text == "64 examples over 1 replica: 64 each, in 2 micro-batches of 32"
 
 
-def test_multi_host_slice_fails_and_batch_is_still_checked(tmp_path: Path) -> None:
-    run = load_run_file(make_run(tmp_path / "run"))
-    found = check_accelerator(run, tpu_type("v5litepod-32"))
-    assert (found.verdict, found.value.replicas) == ("fail", 32)
-    assert "8 hosts" in found.text
-    assert check_batch(run, found.as_passed.value).verdict == "warn"
+def test_slice_passes_with_its_number_of_hosts(tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path)
+    found = check_accelerator(run, SLICE)
+    assert (found.verdict, found.value.replicas, found.value.has_servers) == ("pass", 16, True)
+    assert "16 replicas of 16.0 GB, 4 hosts" in found.text
+    assert "--set accelerator.kind=tpu --set accelerator.tpu=slice" in found.remedy
+    assert check_batch(run, found.value).verdict == "warn"
+    assert not check_accelerator(run, V5E).value.has_servers
+
+
+@pytest.mark.parametrize("tpu", [SLICE, None])
+def test_run_file_that_names_servers_is_for_them(tpu: TpuType | None, tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path, "accelerator.kind=tpu", "accelerator.tpu=grpc://a:8470,grpc://b:8470")
+    found = check_accelerator(run, tpu)
+    assert (found.verdict, found.value.has_servers) == ("pass", True)
+    assert "accelerator.tpu=slice" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.cache=memory", "data.cache: memory"),
+        ("storage=memory://runs", "storage memory://runs"),
+        ("stages.train_segment=train-segment/docker", "drop stages.train_segment"),
+        ("accelerator={kind: cpu, replicas: 4}", "replicas: 4 needs kind: cpu"),
+    ],
+)
+def test_what_a_slice_refuses_fails_for_its_type_only(override: str, words: str, tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path, override)
+    found = check_accelerator(run, SLICE, [override])
+    assert (found.verdict, found.value.replicas) == ("fail", 16)
+    assert words in found.text
+    assert check_accelerator(run, V5E, [override]).verdict != "fail"
 
 
 def test_preflight_of_existing_run(tmp_path: Path) -> None:
