@@ -37,7 +37,7 @@ from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
 from tasks.foundation.machine.host_link import HostLink
 from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.machine.processes import is_gone, is_running, process_name
-from tasks.foundation.machine.tpu import require_first_worker, require_one_host
+from tasks.foundation.machine.tpu import require_first_worker, require_one_host, wait_for_servers
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_changes import (
     CodeChange,
@@ -311,7 +311,7 @@ def admit(
     """Check everything that is cheap to check. Nothing of the run is written; the storage is tried out with a probe.
 
     The process of a command that hashes otherwise than the run's other processes starts anew here. Several hosts then
-    meet, and all are admitted or none is.
+    meet, and all are admitted or none is; the servers of a slice are waited for.
 
     Args:
         run: the run.
@@ -329,7 +329,7 @@ def admit(
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
         NoProgress: `stop.attempts_without_progress` attempts in a row did not advance the run.
         RunAtWork: another process trains the run.
-        AcceleratorLost: another host did not come.
+        AcceleratorLost: another host, or the server of one, did not come.
     """
 
     def alone() -> Admitted | RelayResult:
@@ -337,7 +337,10 @@ def admit(
 
     cluster = several_hosts(run.spec.accelerator, os.environ)
     if cluster is None:
-        return alone()
+        outcome = alone()
+        if isinstance(outcome, Admitted):  # here, as hosts that meet: a vain wait is no attempt without progress
+            wait_for_servers(run.spec.accelerator, lambda text: telemetry.emit(Note(text=text)))
+        return outcome
     found, refusal = None, None
     try:
         found = alone()

@@ -126,8 +126,6 @@ def acquired_devices(
         return
     from tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
 
-    if spec.accelerator.tpu != "local":
-        telemetry.emit(Note(text=f"connecting to the TensorFlow servers of accelerator.tpu = {spec.accelerator.tpu}"))
     accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic, link=link)
     if accelerator.auto_choice:
         telemetry.emit(Note(text=accelerator.auto_choice))

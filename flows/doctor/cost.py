@@ -30,8 +30,8 @@ _ONE_HOST = "the doctor runs on one host"
 # Only this part of a checkpoint is transferred; the rest is assumed to be as fast.
 _SENT_BYTES = 256 << 20
 # Between a client and TensorFlow servers. Processes of one machine, medians for variables of 1 to 256 MB: the client
-# fetches 600 to 1,450 MB/s, and sends 250 to 350 MB/s, the same value to each replica.
-_FETCHED_BYTES_PER_SECOND, _SENT_BYTES_PER_SECOND = 500e6, 200e6
+# fetches 600 to 1,450 MB/s, and sends 260 to 510 MB/s, to each host in turn.
+_FETCHED_BYTES_PER_SECOND, _SENT_BYTES_PER_SECOND = 500e6, 250e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ def check_commit(storage: Storage, state: "TrainState", target: Target) -> Findi
     stall = time.monotonic() - began
     sending, network = 0.0, ""
     if target.has_servers:
-        fetching, sending = size / _FETCHED_BYTES_PER_SECOND, size * target.replicas / _SENT_BYTES_PER_SECOND
+        fetching, sending = size / _FETCHED_BYTES_PER_SECOND, size * target.hosts / _SENT_BYTES_PER_SECOND
         stall += fetching
         network = (
             f"; {duration_words(fetching)} of the commit and {duration_words(sending)} of the restore are the network, "
             f"assuming {size_words(_FETCHED_BYTES_PER_SECOND)}/s from the TensorFlow servers and "
-            f"{size_words(_SENT_BYTES_PER_SECOND)}/s to each replica in turn, which was not measured on TPUs"
+            f"{size_words(_SENT_BYTES_PER_SECOND)}/s to each host in turn, which was not measured on TPUs"
         )
     sample, share = _first_values(snapshot)
     processor_seconds: list[float] = []

@@ -12,6 +12,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from flows.commands.main import VERBS
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AcceleratorLost, BatonError, InvalidInput, RunLogError, StageLost
 from tasks.foundation.machine.cluster import cluster_of
@@ -195,6 +196,7 @@ def test_slice_is_driven_at_the_addresses_of_its_servers(server: JobOfJobSet, cl
     assert f"accelerator.tpu={','.join(servers)}" in client.settings()
     assert "accelerator.connect_seconds=86400" in client.settings()
     assert server.container["args"] == ["baton", "slice-server"]
+    assert "slice-server" in VERBS
     assert server.container["image"] == client.container["image"]
 
 

@@ -99,7 +99,7 @@ class Servers:
             process.stdout.close()
 
     def end(self, task: int) -> int:
-        """End one with SIGTERM; returns its exit code."""
+        """End one with SIGTERM; returns its exit code, with any of which but 0 Kubernetes starts it again."""
         process = self._processes.pop(task)
         process.terminate()
         with process.stdout:

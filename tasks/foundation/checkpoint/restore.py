@@ -143,11 +143,22 @@ def _read_model(
         elif leaf.per_replica:
             _assign_replicas(state, leaf, values)
         else:
-            leaf.variable.assign(values[0])
+            _assign_everywhere(leaf, values[0])
     fresh = [leaf for leaf in state.model_leaves if leaf.path not in kept]
     if fresh:
         with initial as source:
             _begin_fresh(state, fresh, source)
+
+
+def _assign_everywhere(leaf: Leaf, value: Any) -> None:
+    """Give the components of all replicas one value, which is sent to each host once."""
+    sent: dict[str, Any] = {}
+    for component in leaf.components:
+        host = component.device.partition("/device:")[0]
+        if host not in sent:
+            with tf.device(f"{host}/device:CPU:0"):
+                sent[host] = tf.identity(value)
+        component.assign(sent[host])
 
 
 def _begin_fresh(state: TrainState, fresh: Sequence[Leaf], source: TrainState) -> None:

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -331,8 +331,30 @@ def _of_servers(spec: AcceleratorSpec) -> Any:
     with _as_accelerator_error(spec, "tf.distribute.cluster_resolver.TPUClusterResolver"):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         workers = list(resolver.cluster_spec().job_tasks(resolver.task_type))
+    _wait_for(workers, spec, lambda _: None)
+    return resolver
+
+
+def wait_for_servers(spec: AcceleratorSpec, note: Callable[[str], None]) -> None:
+    """Wait until the TensorFlow servers of a slice listen. Where those of a TPU's name are, only TensorFlow finds out.
+
+    Args:
+        spec: `accelerator` of the run file.
+        note: told of each server that is waited for.
+
+    Raises:
+        AcceleratorError: the hosts of this machine's slice are not known.
+        AcceleratorLost: a server did not respond within `accelerator.connect_seconds`.
+    """
+    name = _servers_of_this_slice() if spec.tpu == SLICE else spec.tpu
+    if name.startswith(_GRPC):
+        _wait_for([each.strip().removeprefix(_GRPC) for each in name.split(",")], spec, note)
+
+
+def _wait_for(workers: Iterable[str], spec: AcceleratorSpec, note: Callable[[str], None]) -> None:
     until = time.monotonic() + spec.connect_seconds
     for worker in workers:
+        is_noted = False
         while fault := _no_server_at(worker):
             if time.monotonic() > until:
                 raise AcceleratorLost(
@@ -340,8 +362,10 @@ def _of_servers(spec: AcceleratorSpec) -> Any:
                     f"{spec.connect_seconds:g} s (accelerator.connect_seconds); start baton slice-server on each host "
                     "where Google's server does not run, or use accelerator.tpu: local for the TPU of one host"
                 )
+            if not is_noted:
+                note(f"waiting for the TensorFlow server at {worker}, up to {spec.connect_seconds:g} s in all: {fault}")
+                is_noted = True
             time.sleep(_BETWEEN_SECONDS)
-    return resolver
 
 
 def _servers_of_this_slice() -> str:

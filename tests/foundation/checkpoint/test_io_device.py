@@ -18,7 +18,8 @@ def test_values_come_from_and_go_to_servers_by_this_process(tmp_path: Path, monk
     lab, spec = Lab(tmp_path), spec_of("functional")
     head = lab.begin(spec)
     state = built(lab, spec)
-    state.accelerator = dataclasses.replace(state.accelerator, io_device=IO_DEVICE)
+    environment = state.accelerator.environment.model_copy(update={"servers": 1})
+    state.accelerator = dataclasses.replace(state.accelerator, environment=environment)
     state.host_values = HostValues(state.saved, IO_DEVICE)
     devices: list[Any] = []
     device = tf.device
