@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.machine.tpu import tpu_strategy
 from tests.end_to_end.chaos import ALWAYS
+from tests.end_to_end.test_elastic import TOLERANCE
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.cloud_runs import copied
 from tests.support.google_proxy import google_proxy
@@ -213,12 +215,11 @@ def test_run_moves_to_a_smaller_slice(slices: Slices, two_hosts: Servers) -> Non
         slices.start("smaller", three_hosts.tpu, "--until-step", "33", extra=of_six).finish(0)
     moved = slices.start("smaller", two_hosts.tpu, extra=of_six).finish(0)
     assert "6 replicas became 4" in moved.stderr
-    print(moved.stderr)
     assert moved.result["exit_reason"] == expected[1]
     for found, straight in zip(read_history(slices.home("smaller")), expected[2:], strict=True):
         assert [step for step, _ in found] == [step for step, _ in straight]
-        for (_, metrics), (_, others) in zip(found, straight, strict=True):
-            print(metrics, others, {k: metrics[k]-others[k] for k in metrics})
+        values, others = ([list(metrics.values()) for _, metrics in each] for each in (found, straight))
+        assert np.abs(np.subtract(values, others)).max() < TOLERANCE
 
 
 def test_servers_read_a_bucket_themselves(
@@ -228,12 +229,6 @@ def test_servers_read_a_bucket_themselves(
     with google_proxy(cloud.url, tmp_path) as proxy, servers(2, env=proxy.environment) as hosts:
         slices.start("bucket", hosts.tpu, "--until-step", "33", extra=bucket).finish(0)
         assert len({path for path in proxy.downloads if ".tfrecord" in path}) == 7
-
-        proxy.refuses = True
-        refused = slices.start("bucket", hosts.tpu, extra=bucket).finish(2)
-        assert "task:0 of accelerator.tpu does not find gs://bucket/runs/datasets/" in refused.stderr
-        assert "(PermissionDeniedError)" in refused.stderr
-        proxy.refuses = False
 
         shard = next(name for name in cloud.store.names("bucket") if "/train-" in name)
         intact = cloud.store.bytes("bucket", shard)

@@ -5,7 +5,7 @@ the environment, so a proxy on loopback can be the store: it ends TLS with a cer
 *.googleapis.com, and passes each request on to the fake.
 """
 
-import datetime
+import datetime as dt
 import http.client
 import ssl
 import threading
@@ -104,7 +104,7 @@ def _self_signed(folder: Path) -> tuple[Path, Path]:
     """Make a certificate, which is its own authority, and its key; returns their files."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test of Baton")])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    now, day = dt.datetime.now(dt.UTC), dt.timedelta(days=1)
     made = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAMES)]), critical=False)

@@ -85,9 +85,7 @@ class Servers:
         for task in tasks:
             arguments = json.dumps({"addresses": self.addresses, "task": task, "cpus": self._cpus})
             command = [sys.executable, "-m", "tests.support.call_function", __name__, "serve", arguments]
-            self._processes[task] = forked.Popen(
-                command, stdout=subprocess.PIPE, text=True, env=os.environ | self._env
-            )
+            self._processes[task] = forked.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | self._env)
         for task in tasks:
             assert self._processes[task].stdout.readline() == "ready\n"
 

@@ -501,9 +501,7 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
     size = file.stat().st_size
     if size != record.size:  # known without reading, however large the file is
         raise DamagedDataset(f"{where} has {size} bytes, its manifest says {record.size}; {_remedy(record)}")
-    found = checksum_file(file)
-    if not _agrees(found, record):
-        raise _damaged(where, found, record)
+    _require_agreement(where, checksum_file(file), record)
     with _LOCK:
         _VERIFIED[file] = stamp
 
@@ -522,9 +520,7 @@ def require_intact(at: Storage, record: ShardRecord) -> None:
             return
         stamp = (f"{record.size}-{record.crc32c}", 0)
         if _VERIFIED.get(Path(where)) != stamp:
-            found = at.stat(record.path)
-            if not _agrees(found, record):
-                raise _damaged(where, found, record)
+            _require_agreement(where, at.stat(record.path), record)
             _VERIFIED[Path(where)] = stamp
     except FileMissing as fault:
         raise _missing(where, record) from fault
@@ -555,11 +551,12 @@ def _missing(where: str, record: ShardRecord) -> DamagedDataset:
     return DamagedDataset(f"{where} is missing; {_remedy(record)}")
 
 
-def _damaged(where: str, found: FileStat, record: ShardRecord) -> DamagedDataset:
-    return DamagedDataset(
-        f"{where} has {found.size} bytes and crc32c {found.crc32c}, its manifest says {record.size} and "
-        f"{record.crc32c}; {_remedy(record)}"
-    )
+def _require_agreement(where: str, found: FileStat, record: ShardRecord) -> None:
+    if not _agrees(found, record):
+        raise DamagedDataset(
+            f"{where} has {found.size} bytes and crc32c {found.crc32c}, its manifest says {record.size} and "
+            f"{record.crc32c}; {_remedy(record)}"
+        )
 
 
 def _remedy(record: ShardRecord) -> str:
