@@ -78,7 +78,7 @@ class _Connection(BaseHTTPRequestHandler):
         with closing(http.client.HTTPConnection(self.server.store)) as store:
             store.request("GET", path, headers={name: value for name, value in self.headers.items() if name != "Host"})
             found = store.getresponse()
-            body = found.read()
+            body = b"Access denied." if self.server.refuses else found.read()
         self.send_response(403 if self.server.refuses else found.status)
         for name, value in found.getheaders():
             if name.lower() not in _NOT_PASSED_ON:

@@ -261,6 +261,9 @@ def original_read_errors() -> Iterator[None]:
         # The shard matched the manifest when it was opened, but changed since.
         if isinstance(fault, tf.errors.DataLossError):
             raise DamagedDataset(f"a shard changed while it was being read: {fault.message}") from fault
+        # A TensorFlow server reads shards itself, and names the one that is missing or that it may not read.
+        if ".tfrecord" in text and isinstance(fault, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
+            raise StorageError(f"a TensorFlow server cannot read its examples: {fault.message}") from fault
         raise
 
 
@@ -514,12 +517,10 @@ def require_intact(at: Storage, record: ShardRecord) -> None:
     """
     where = f"{at.uri}/{record.path}"
     try:
-        file = at.local_path(record.path)
-        if file is not None:
-            verify(file, record, where=where)
-            return
         stamp = (f"{record.size}-{record.crc32c}", 0)
-        if _VERIFIED.get(Path(where)) != stamp:
+        if (file := at.local_path(record.path)) is not None:
+            verify(file, record, where=where)
+        elif _VERIFIED.get(Path(where)) != stamp:
             _require_agreement(where, at.stat(record.path), record)
             _VERIFIED[Path(where)] = stamp
     except FileMissing as fault:

@@ -21,12 +21,13 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.read import WorkerFiles
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.worker_plans import (
     constant_plans,
     require_no_python,
     require_shared_storage,
 )
-from tasks.foundation.errors import AcceleratorError, DamagedDataset
+from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
@@ -40,6 +41,7 @@ from tests.support.worker_processes import free_addresses
 
 __all__ = ["mixed"]
 
+COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
 FEW = settings(max_examples=8, derandomize=True)
 
 
@@ -155,6 +157,18 @@ def test_damaged_shard_is_found_before_a_server_reads_it(numbered: Callable[...,
         read_it[on]()
 
 
+def test_shard_that_goes_after_the_check_is_no_fault_of_the_model(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([9])
+    root = prepared.storage.uri.removeprefix("file://")
+    batches = read.training_dataset(
+        prepared.storage, prepared.ref, worker=WorkerFiles(root=root, batches=1), **COMMON | {"first_batch": 0}
+    )
+    (shard,) = Path(root).rglob("train-*.tfrecord")
+    shard.unlink()
+    with pytest.raises(StorageError, match=rf"TensorFlow server cannot read .*{shard.name}"), original_read_errors():
+        next(iter(batches))
+
+
 def test_examples_in_place_are_refused(numbered: Callable[..., Any]) -> None:
     prepared = numbered([9])
     shard = prepared.manifest.train[0].model_copy(update={"path": "file:///elsewhere/data.tfrecord"})
@@ -247,7 +261,6 @@ def test_transforms_that_call_python_are_refused() -> None:
             require_no_python(numbers.map(partial(_absolute, function)))
 
 
-COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
 BATCHES = 20
 DISK = "disk"  # of the server's host, below its working folder
 
