@@ -8,12 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.machine.tpu import tpu_strategy
 from tests.end_to_end.chaos import ALWAYS
+from tests.end_to_end.test_elastic import TOLERANCE
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.cloud_runs import copied
+from tests.support.google_proxy import google_proxy
 from tests.support.homes import log_of, read_history
 from tests.support.lab import in_fresh_process
 from tests.support.moments import MOMENTS, RESTORE, VARIABLE, hold_at
@@ -26,10 +31,39 @@ pytestmark = pytest.mark.slow
 # TPUs have no deterministic operations of TensorFlow, and a server of the stand-in has one thread for an operation. A
 # callback can pause at each row.
 COMMON = [
-    "train.deterministic=false", "accelerator.intra_op_threads=1", "train.segment_steps=13",
-    "train.callbacks=model.py:pauses", "train.drop_remainder=true", "data.transform=data.py:jitter",
-    "data.batch_transform=data.py:mix", "data.validation_transform=data.py:halved", "data.shard_examples=300",
+    "train.deterministic=false", "accelerator.intra_op_threads=1", "train.segment_steps=13", "train.steps=80",
+    "evaluate.every_steps=20", "model.build=model.py:settable", "train.callbacks=model.py:acting",
+    "train.drop_remainder=true", "data.transform=data.py:jitter", "data.batch_transform=data.py:mix",
+    "data.validation_transform=data.py:halved", "data.shard_examples=300",
 ]  # fmt: skip
+# Its callbacks set the learning rate at each row and each evaluation, and end the training at step 60.
+_ACTING = """
+
+class Cooling(keras.callbacks.Callback):
+    accepts_several_steps = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * (1 - 0.01 * logs["loss"])
+
+
+def settable(width, model=None):
+    model = model or build_model(width)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+    return model
+
+
+def independent(width):
+    layers = keras.layers
+    images = [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(16 * width, "relu"), layers.Dense(10)]
+    return settable(width, keras.Sequential(images))
+
+
+def acting():
+    plateau = {"monitor": "val_loss", "min_delta": 100.0}
+    reduce = keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5, **plateau)
+    return [*pauses(), Cooling(), reduce, keras.callbacks.EarlyStopping(patience=2, **plateau)]
+"""
 _TRANSFORMS = """
 import tensorflow as tf
 
@@ -66,18 +100,25 @@ class Slices:
         self._folder = folder
         self._file = slow_digits(folder / "code")
         self._file.with_name("data.py").write_text(_TRANSFORMS, encoding="utf-8")
+        with self._file.with_name("model.py").open("a", encoding="utf-8") as model:
+            model.write(_ACTING)
 
     def start(self, name: str, tpu: str, *options: str, extra: Sequence[str] = (), **given: Any) -> Child:
         return self._start(name, *options, extra=["accelerator.kind=tpu", f"accelerator.tpu={tpu}", *extra], **given)
 
+    def start_local(self, name: str, replicas: int, *options: str, extra: Sequence[str] = ()) -> Child:
+        return self._start(name, LOCAL, *options, extra=[f"accelerator.replicas={replicas}", *extra])
+
     def local(self, replicas: int, extra: Sequence[str] = ()) -> tuple[Any, ...]:
         name = f"local-{replicas}"
-        done = self._start(name, LOCAL, extra=[f"accelerator.replicas={replicas}", *extra]).finish(0)
-        return done.result["state_digest"], *read_history(self.home(name))
+        return self._results(name, self.start_local(name, replicas, extra=extra))
 
     def finish(self, name: str, tpu: str, extra: Sequence[str] = ()) -> tuple[Any, ...]:
-        done = self.start(name, tpu, extra=extra).finish(0)
-        return done.result["state_digest"], *read_history(self.home(name))
+        return self._results(name, self.start(name, tpu, extra=extra))
+
+    def _results(self, name: str, child: Child) -> tuple[Any, ...]:
+        result = child.finish(0).result
+        return result["state_digest"], result["exit_reason"], *read_history(self.home(name))
 
     def home(self, name: str) -> Path:
         return self._folder / name / "digits-cnn"
@@ -100,9 +141,10 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Slices:
 
 @pytest.fixture(scope="module")
 def expected(slices: Slices) -> tuple[Any, ...]:
-    """The digest at the end, the rows, and the evaluations."""
+    """The digest at the end, why it ended, the rows, and the evaluations."""
     found = slices.local(4)
-    assert (len(found[1]), [step for step, _ in found[2]]) == (8, [25, 50, 60])
+    _, reason, rows, evaluations = found
+    assert (reason, len(rows), [step for step, _ in evaluations]) == ("finished_early", 8, [20, 40, 60])
     return found
 
 
@@ -159,10 +201,46 @@ def test_kills_at_any_moment_change_no_bit(
     assert slices.finish(name, two_hosts.tpu, ALWAYS) == expected
 
 
-def test_slice_of_three_hosts_has_the_bits_of_local_replicas(slices: Slices) -> None:
-    of_six = ["train.global_batch_size=60"]
+def test_run_moves_between_slice_and_host(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
+    slices.start("moved", two_hosts.tpu, "--until-step", "23").finish(0)
+    slices.start_local("moved", 4, "--until-step", "45").finish(0)
+    assert slices.finish("moved", two_hosts.tpu) == expected
+
+
+def test_run_moves_to_a_smaller_slice(slices: Slices, two_hosts: Servers) -> None:
+    """Nothing in the model depends on the replicas, so only the order of sums changes."""
+    of_six = ["train.global_batch_size=60", "model.build=model.py:independent"]
+    expected = slices.local(6, of_six)
     with servers(3) as three_hosts:
-        assert slices.finish("three", three_hosts.tpu, of_six) == slices.local(6, of_six)
+        assert slices.finish("three", three_hosts.tpu, of_six) == expected
+        slices.start("smaller", three_hosts.tpu, "--until-step", "33", extra=of_six).finish(0)
+    moved = slices.start("smaller", two_hosts.tpu, extra=of_six).finish(0)
+    assert "6 replicas became 4" in moved.stderr
+    assert moved.result["exit_reason"] == expected[1]
+    for found, straight in zip(read_history(slices.home("smaller")), expected[2:], strict=True):
+        assert [step for step, _ in found] == [step for step, _ in straight]
+        values, others = ([list(metrics.values()) for _, metrics in each] for each in (found, straight))
+        assert np.abs(np.subtract(values, others)).max() < TOLERANCE
+
+
+def test_servers_read_a_bucket_themselves(
+    slices: Slices, cloud: FakeGcs, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    bucket = ["storage=gs://bucket/runs"]
+    with google_proxy(cloud.url, tmp_path) as proxy, servers(2, env=proxy.environment) as hosts:
+        slices.start("bucket", hosts.tpu, "--until-step", "33", extra=bucket).finish(0)
+        assert len({path for path in proxy.downloads if ".tfrecord" in path}) == 7
+
+        shard = next(name for name in cloud.store.names("bucket") if "/train-" in name)
+        intact = cloud.store.bytes("bucket", shard)
+        cloud.store.put("bucket", shard, intact[:-1] + b"x")
+        refused = slices.start("bucket", hosts.tpu, extra=bucket).finish(4)
+        assert f"gs://bucket/{shard} has {len(intact)} bytes and crc32c " in refused.stderr
+        cloud.store.put("bucket", shard, intact)
+
+        result = slices.start("bucket", hosts.tpu, extra=bucket).finish(0).result
+    history = read_history(copied(cloud, "runs", tmp_path) / "digits-cnn")
+    assert (result["state_digest"], result["exit_reason"], *history) == expected
 
 
 def test_transform_in_python_is_refused(slices: Slices, two_hosts: Servers) -> None:

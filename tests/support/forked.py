@@ -30,8 +30,10 @@ _FORKING = "BATON_TEST_FORKING_PYTHON"
 # Variables that no preloaded module reads at import (Prefect and gcsfs are not preloaded).
 _READ_LATE = {
     "COLUMNS",
+    "CURL_CA_BUNDLE",
     "DOCKER_HOST",
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT",
+    "GOOGLE_AUTH_TOKEN_FOR_TESTING",
     "NO_GCE_CHECK",
     "NO_PROXY",
     "PYTEST_CURRENT_TEST",
@@ -41,6 +43,7 @@ _READ_LATE = {
     "TMPDIR",
     "TF_XLA_FLAGS",
     "XLA_FLAGS",
+    "https_proxy",
     "no_proxy",
 }
 _READ_LATE_PREFIXES = ("BATON_", "PREFECT_")

@@ -6,9 +6,10 @@ local replicas that add up as those of the stand-in do.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -72,9 +73,11 @@ def serve(port: int, cpus: int) -> None:
 class Servers:
     """TensorFlow servers on this machine, a process each."""
 
-    def __init__(self, hosts: int, *, cpus: int = 2) -> None:
+    def __init__(self, hosts: int, *, cpus: int = 2, env: Mapping[str, str] | None = None) -> None:
+        """Choose their addresses; `env` are more environment variables of each."""
         self.addresses = free_addresses(hosts)
         self._cpus = cpus
+        self._env = dict(env or {})
         self._processes: dict[int, Any] = {}
 
     @property
@@ -86,7 +89,7 @@ class Servers:
         for task in tasks:
             arguments = json.dumps({"port": int(self.addresses[task].rpartition(":")[2]), "cpus": self._cpus})
             command = [sys.executable, "-m", "tests.support.call_function", __name__, "serve", arguments]
-            self._processes[task] = forked.Popen(command, stdout=subprocess.PIPE, text=True)
+            self._processes[task] = forked.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | self._env)
         for task in tasks:
             assert "this host's TPU is served at port" in self._processes[task].stdout.readline()
 
@@ -110,9 +113,9 @@ class Servers:
 
 
 @contextmanager
-def servers(hosts: int, *, cpus: int = 2) -> Iterator[Servers]:
+def servers(hosts: int, *, cpus: int = 2, env: Mapping[str, str] | None = None) -> Iterator[Servers]:
     """Servers that are ready, and killed at the end of the block."""
-    found = Servers(hosts, cpus=cpus)
+    found = Servers(hosts, cpus=cpus, env=env)
     try:
         found.start(*range(hosts))
         yield found

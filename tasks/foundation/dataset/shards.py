@@ -261,6 +261,9 @@ def original_read_errors() -> Iterator[None]:
         # The shard matched the manifest when it was opened, but changed since.
         if isinstance(fault, tf.errors.DataLossError):
             raise DamagedDataset(f"a shard changed while it was being read: {fault.message}") from fault
+        # A TensorFlow server reads shards itself, and names the one that is missing or that it may not read.
+        if ".tfrecord" in text and isinstance(fault, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
+            raise StorageError(f"a TensorFlow server cannot read its examples: {fault.message}") from fault
         raise
 
 
@@ -501,9 +504,7 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
     size = file.stat().st_size
     if size != record.size:  # known without reading, however large the file is
         raise DamagedDataset(f"{where} has {size} bytes, its manifest says {record.size}; {_remedy(record)}")
-    found = checksum_file(file)
-    if not _agrees(found, record):
-        raise _damaged(where, found, record)
+    _require_agreement(where, checksum_file(file), record)
     with _LOCK:
         _VERIFIED[file] = stamp
 
@@ -516,15 +517,11 @@ def require_intact(at: Storage, record: ShardRecord) -> None:
     """
     where = f"{at.uri}/{record.path}"
     try:
-        file = at.local_path(record.path)
-        if file is not None:
-            verify(file, record, where=where)
-            return
         stamp = (f"{record.size}-{record.crc32c}", 0)
-        if _VERIFIED.get(Path(where)) != stamp:
-            found = at.stat(record.path)
-            if not _agrees(found, record):
-                raise _damaged(where, found, record)
+        if (file := at.local_path(record.path)) is not None:
+            verify(file, record, where=where)
+        elif _VERIFIED.get(Path(where)) != stamp:
+            _require_agreement(where, at.stat(record.path), record)
             _VERIFIED[Path(where)] = stamp
     except FileMissing as fault:
         raise _missing(where, record) from fault
@@ -555,11 +552,12 @@ def _missing(where: str, record: ShardRecord) -> DamagedDataset:
     return DamagedDataset(f"{where} is missing; {_remedy(record)}")
 
 
-def _damaged(where: str, found: FileStat, record: ShardRecord) -> DamagedDataset:
-    return DamagedDataset(
-        f"{where} has {found.size} bytes and crc32c {found.crc32c}, its manifest says {record.size} and "
-        f"{record.crc32c}; {_remedy(record)}"
-    )
+def _require_agreement(where: str, found: FileStat, record: ShardRecord) -> None:
+    if not _agrees(found, record):
+        raise DamagedDataset(
+            f"{where} has {found.size} bytes and crc32c {found.crc32c}, its manifest says {record.size} and "
+            f"{record.crc32c}; {_remedy(record)}"
+        )
 
 
 def _remedy(record: ShardRecord) -> str:

@@ -6,6 +6,7 @@ operations. What cannot be read like that is refused by name.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine.tpu import servers_of
 from tasks.foundation.model.randomness import PYTHON_OPERATIONS, nodes_in
 from tasks.foundation.storage.interface import Storage
+from tasks.foundation.storage.transfers import parallel_map
 
 
 def constant_plans(
@@ -44,8 +46,8 @@ def constant_plans(
     shards = [list(each) for each, _, _ in plans]
     if any(shard.is_external for each in shards for shard in each):
         raise unreadable_elsewhere(manifest)
-    for shard in {shard.path: shard for each in shards for shard in each}.values():
-        require_intact(at, shard)
+    read = {shard.path: shard for each in shards for shard in each}
+    parallel_map(partial(require_intact, at), list(read.values()), workers=at.transfers)
     parts = [part_of(manifest, each, part) for each in shards]
     constants = (
         tf.ragged.constant([[f"{address}/{shard.path}" for shard in each] for each in shards], tf.string),
@@ -92,18 +94,20 @@ def require_shared_storage(storage: Storage, ref: DatasetRef, strategy: Any) -> 
         strategy: over devices of the hosts.
 
     Raises:
-        AcceleratorError: a host finds no such file, or another one.
+        AcceleratorError: a host finds no such file, or another one, or has no access to it.
     """
     path = manifest_path(ref.folder)
     expected = storage.read(path)
+    remedy = "use gs://BUCKET as storage, or a folder that all hosts share and have at the same path"
+    if storage.uri.startswith("gs://"):
+        remedy = "give the service account of the hosts the role Storage Object Viewer, and a route to Google's APIs"
     for host in servers_of(strategy):
         try:
             with tf.device(f"{host}/device:CPU:0"):
                 same, why = tf.io.read_file(f"{storage.uri}/{path}").numpy() == expected, "another file"
-        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError) as fault:
-            same, why = False, type(fault).__name__
+        except tf.errors.UnavailableError:  # the server is gone; if it cannot reach a bucket for minutes, AbortedError
+            raise
+        except tf.errors.OpError as fault:
+            same, why = False, f"{type(fault).__name__}: {' '.join(fault.message.split())[:400]}"
         if not same:
-            raise AcceleratorError(
-                f"{host} of accelerator.tpu does not find {storage.uri}/{path} ({why}); use gs://BUCKET as storage, or "
-                "a folder that all hosts share and have at the same path"
-            )
+            raise AcceleratorError(f"{host} of accelerator.tpu cannot read {storage.uri}/{path} ({why}); {remedy}")

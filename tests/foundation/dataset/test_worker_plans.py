@@ -21,21 +21,27 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import set_batches
 from tasks.foundation.dataset.read import WorkerFiles
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.dataset.worker_plans import (
     constant_plans,
     require_no_python,
     require_shared_storage,
 )
-from tasks.foundation.errors import AcceleratorError, DamagedDataset
+from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.opening import open_storage
+from tests.fakes.gcs.server import FakeGcs
 from tests.foundation.dataset.conftest import make_numbered
 from tests.foundation.dataset.test_mixed_batches import Mixed, mixed
 from tests.foundation.dataset.test_transformed_batches import BATCH, BOTH
 from tests.support import forked
+from tests.support.google_proxy import google_proxy
+from tests.support.lab import in_fresh_process
 from tests.support.worker_processes import free_addresses
 
 __all__ = ["mixed"]
 
+COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
 FEW = settings(max_examples=8, derandomize=True)
 
 
@@ -151,6 +157,18 @@ def test_damaged_shard_is_found_before_a_server_reads_it(numbered: Callable[...,
         read_it[on]()
 
 
+def test_shard_that_goes_after_the_check_is_no_fault_of_the_model(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([9])
+    root = prepared.storage.uri.removeprefix("file://")
+    batches = read.training_dataset(
+        prepared.storage, prepared.ref, worker=WorkerFiles(root=root, batches=1), **COMMON | {"first_batch": 0}
+    )
+    (shard,) = Path(root).rglob("train-*.tfrecord")
+    shard.unlink()
+    with pytest.raises(StorageError, match=rf"TensorFlow server cannot read .*{shard.name}"), original_read_errors():
+        next(iter(batches))
+
+
 def test_examples_in_place_are_refused(numbered: Callable[..., Any]) -> None:
     prepared = numbered([9])
     shard = prepared.manifest.train[0].model_copy(update={"path": "file:///elsewhere/data.tfrecord"})
@@ -171,15 +189,64 @@ def test_each_host_must_have_the_storage(numbered: Callable[..., Any], tmp_path:
     strategy = SimpleNamespace(extended=SimpleNamespace(worker_devices=(device,)))
     require_shared_storage(prepared.storage, prepared.ref, strategy)
     other: Any = _Elsewhere(prepared.storage, tmp_path / "other")
-    with pytest.raises(
-        AcceleratorError, match=r"task:0 of accelerator.tpu does not find .*/other/.* \(NotFoundError\)"
-    ):
+    with pytest.raises(AcceleratorError, match=r"task:0 of accelerator.tpu cannot read .*/other/.* \(NotFoundError: "):
         require_shared_storage(other, prepared.ref, strategy)
     path = Path(other.uri) / prepared.ref.folder / "manifest.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{}")
     with pytest.raises(AcceleratorError, match=r"\(another file\); use gs://BUCKET as storage"):
         require_shared_storage(other, prepared.ref, strategy)
+
+
+def access_error(root: str, reference: str) -> str:
+    """What a process says that cannot read the dataset in a bucket."""
+    ref = DatasetRef.from_json(reference.encode(), where="the command", error=AcceleratorError)
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    strategy = SimpleNamespace(extended=SimpleNamespace(worker_devices=(device,)))
+    with pytest.raises(AcceleratorError) as raised:
+        require_shared_storage(open_storage(root, relative_to=Path()), ref, strategy)
+    return str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reachable", "words"),
+    [
+        (True, "(PermissionDeniedError: {{function_node"),
+        (False, "All 1 retry attempts failed. The last failure: Error executing an HTTP request: libcurl code 7"),
+    ],
+    ids=["refused", "unreachable"],
+)
+def test_each_host_must_have_access_to_the_bucket(
+    cloud: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reachable: bool, words: str
+) -> None:
+    """TensorFlow's own reader, which tries ten times, for three minutes, unless told otherwise."""
+    root = "gs://bucket/runs"
+    prepared = make_numbered(tmp_path, [9], storage=open_storage(root, relative_to=tmp_path))
+    with google_proxy(cloud.url, tmp_path) as proxy:
+        proxy.refuses = True
+        nowhere = {} if reachable else {"https_proxy": f"http://{free_addresses(1)[0]}"}
+        for name, value in {**proxy.environment, **nowhere, "GCS_RETRY_CONFIG_MAX_RETRIES": "1"}.items():
+            monkeypatch.setenv(name, value)
+        found = in_fresh_process(access_error, root=root, reference=prepared.ref.to_json().decode())
+    assert words in found
+    assert "task:0 of accelerator.tpu cannot read gs://bucket/runs/datasets/numbered/manifest.json (" in found
+    assert "give the service account of the hosts the role Storage Object Viewer" in found
+
+
+@pytest.mark.parametrize("words", ["has 108 bytes and crc32c", "is missing"])
+def test_shards_in_a_bucket_are_compared_without_reading(cloud: FakeGcs, tmp_path: Path, words: str) -> None:
+    storage = open_storage("gs://bucket/runs", relative_to=tmp_path)
+    prepared = make_numbered(tmp_path, [2, 1], storage=storage, name=words.replace(" ", "-"))
+    folder = prepared.ref.folder
+    plans = [(prepared.manifest.train, (0, 0), (0, 3))]
+    if words == "is missing":
+        cloud.store.delete("bucket", f"runs/{folder}/{prepared.manifest.train[1].path}")
+    else:
+        cloud.store.put("bucket", f"runs/{folder}/{prepared.manifest.train[1].path}", b"x" * 108)
+    with pytest.raises(DamagedDataset, match=f"{folder}/train-00001.tfrecord {words}"):
+        constant_plans(storage.at(folder), "", prepared.manifest, "train", plans)
+    assert not cloud.tally.media
 
 
 def _absolute(function: Any, number: Any) -> Any:
@@ -194,7 +261,6 @@ def test_transforms_that_call_python_are_refused() -> None:
             require_no_python(numbers.map(partial(_absolute, function)))
 
 
-COMMON = {"seed": 3, "global_batch_size": 4, "window_shards": 2, "first_batch": 3}
 BATCHES = 20
 DISK = "disk"  # of the server's host, below its working folder
 
