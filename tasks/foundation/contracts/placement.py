@@ -3,6 +3,7 @@
 Replicas share a global batch, and each may cut its share into micro-batches.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
@@ -16,6 +17,7 @@ _DEVICES = environment("other devices may give other bits")
 _THREADS = environment(
     "other thread counts give other bits; left out, the counts that the run began with are set again on any machine"
 )
+_SERVER = re.compile(r"grpc://[^\s:/]+(:[0-9]{1,5})?")
 _PLACE = operational("says where a stage runs, not what it does")
 
 
@@ -58,6 +60,8 @@ class AcceleratorSpec(Contract):
     def _name_needs_tpu(self) -> Self:
         if self.tpu != "local" and self.kind != "tpu":
             raise ValueError(f"tpu: {self.tpu} needs kind: tpu")
+        if "://" in self.tpu and not all(map(_SERVER.fullmatch, self.tpu.split(","))):
+            raise ValueError(f"tpu: {self.tpu}: write grpc://HOST:PORT for each server, with commas between them")
         return self
 
 

@@ -348,7 +348,7 @@ def wait_for_servers(spec: AcceleratorSpec, note: Callable[[str], None]) -> None
     """
     name = _servers_of_this_slice() if spec.tpu == SLICE else spec.tpu
     if name.startswith(_GRPC):
-        _wait_for([each.strip().removeprefix(_GRPC) for each in name.split(",")], spec, note)
+        _wait_for([each.removeprefix(_GRPC) for each in name.split(",")], spec, note)
 
 
 def _wait_for(workers: Iterable[str], spec: AcceleratorSpec, note: Callable[[str], None]) -> None:

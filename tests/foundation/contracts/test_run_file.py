@@ -161,6 +161,7 @@ REFUSED = [
     # keys that belong together
     Bad("two ways to cut", swap("segment_steps: 500", "segment_steps: 500\n  segment_seconds: 30"), ("train.segment_steps: 500", "train.segment_seconds: 30", "keep one")),
     Bad("replicas on gpu", swap("{kind: auto}", "{kind: gpu, replicas: 2}"), ("accelerator.replicas: 2", '"gpu"', "needs kind: cpu")),
+    Bad("port of a server", swap("{kind: auto}", "{kind: tpu, tpu: 'grpc://a:8470, grpc://b:x'}"), ("accelerator.tpu: ", "write grpc://HOST:PORT for each server")),
     Bad("replicas on whatever", swap("{kind: auto}", "{replicas: 2}"), ("line 11", "accelerator.replicas: 2", "needs kind: cpu")),
     Bad("best without validation", swap("0.1", "0"), ("checkpoint.keep_best", "data.validation_fraction: 0", "above 0 or drop it")),
     # validation and test sets

@@ -107,9 +107,12 @@ def test_threads_set_by_user_code_cause_a_warning() -> None:
 def test_process_keeps_its_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_acquired", [])
     monkeypatch.setattr(devices, "_set_up", lambda *_: None)
-    monkeypatch.setattr(devices, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    cores = [f"/job:worker/replica:0/task:{host}/device:TPU:{core}" for host in range(2) for core in range(4)]
+    made = SimpleNamespace(num_replicas_in_sync=8, extended=SimpleNamespace(worker_devices=cores))
+    monkeypatch.setattr(devices, "tpu_strategy", lambda _spec, **_: made)
     accelerator = acquire(NAMED, None)
-    assert (accelerator.kind, accelerator.replicas, accelerator.hosts) == ("tpu", 8, 1)
+    assert accelerator.environment.devices == "tpu, 8 replicas on 2 TensorFlow servers"
+    assert (accelerator.kind, accelerator.hosts) == ("tpu", 1)
     assert accelerator.io_device == "/job:localhost"
     assert acquire(NAMED, None) is accelerator
     for other in (AcceleratorSpec(kind="tpu", tpu="your-tpu"), TPU):
