@@ -55,7 +55,7 @@ _REQUEST_SECONDS: Final = 10.0
 # After a failure no request is made for this long.
 _PAUSE_SECONDS: Final = 30.0
 # The shortest time between two updates. Artifacts are written in this order, the last two when the training has ended.
-_INTERVAL_SECONDS: Final = 5.0
+_INTERVAL_SECONDS: Final = 15.0
 _PARTS: Final = ("progress", "commits", "report", "curves")
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"

@@ -184,7 +184,7 @@ def test_the_progress_bar_follows_training_events(run: FakeRun) -> None:
     with publisher(run, store, clock=clock) as sink:
         for _ in ("progress", "commits"):
             assert store.requests.acquire(timeout=A_LONG_TIME)
-        clock.seconds = 5.0
+        clock.seconds = 15.0
         sink.emit(training(250))
         assert store.requests.acquire(timeout=A_LONG_TIME)
     assert [artifact.data for artifact in store.written if artifact.kind == "progress"] == [50.0, 62.5, 50.0]
