@@ -35,7 +35,7 @@ from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.code_changes import CodeReason
 from tasks.foundation.model.keras_steps import tracing_hints
-from tasks.foundation.model.randomness import require_exact_draws
+from tasks.foundation.model.randomness import PYTHON_OPERATIONS, require_exact_draws
 from tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
@@ -62,7 +62,6 @@ from tasks.train_segment.fingerprint import nondeterminism_warnings
 
 Kind = Literal["string", "python", "dynamic shape", "float64"]
 
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"})
 # Operations whose output size depends on the values of their inputs.
 _DYNAMIC = frozenset(
     {
@@ -184,7 +183,7 @@ def _called(node: Any) -> list[str]:
 
 
 def _kind(node: Any, known: dict[str, Any]) -> Kind | None:
-    if node.op in _PYTHON:
+    if node.op in PYTHON_OPERATIONS:
         return "python"
     if _uses_strings(node):
         return "string"
