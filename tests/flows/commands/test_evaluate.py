@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,21 @@ import pytest
 import yaml
 
 from flows.commands.main import main
+from tasks.foundation.contracts.attempt import attempt_path
 from tasks.foundation.contracts.log_entry import EvaluationOnTest
+from tests.support.checkout import CHECKOUT
 from tests.support.homes import entries_of
 from tests.support.lab import ZOO, Lab, spec_of
+from tests.support.ledger_records import record_of
 from tests.support.watched_relay import command
 
+_TRAINING = """
+import time
+from tasks.foundation.machine.processes import process_name
+
+print(process_name(), flush=True)
+time.sleep(999)
+"""
 TEST = {"source": "data.py:load", "options": {"form": "plain", "examples": 7}}
 
 
@@ -54,6 +67,25 @@ def test_both_sets_agree_with_the_log_and_add_nothing(trained: Path, capsys: pyt
     assert (validation["on"], validation["agrees"]) == ("validation", True)
     assert on_test["metrics"] != validation["metrics"]
     assert len(entries_of(trained / "storage" / "plain")) == before
+
+
+def test_servers_of_a_training_are_left_to_it(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_servers = ["--set", "accelerator.kind=tpu", "--set", "accelerator.tpu=grpc://127.0.0.1:9"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRAINING], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
+    ) as training:
+        assert training.stdout is not None
+        process, now = training.stdout.readline().strip(), datetime.now(UTC).isoformat()
+        record = record_of("a" * 32, process=process, pid=training.pid, began=now, alive=now)
+        file = trained / "storage" / "plain" / attempt_path("a" * 32)
+        file.write_bytes(record.to_json())
+        refused = evaluated(capsys, trained, *on_servers, code=3)
+        training.kill()
+    assert refused["error"] == "RunAtWork"
+    assert "evaluate when it has ended, or here, with --set accelerator.kind=cpu" in refused["message"]
+    refused = evaluated(capsys, trained, *on_servers, "--set", "accelerator.connect_seconds=0.1", code=3)
+    assert "no TensorFlow server responds at 127.0.0.1:9" in refused["message"]
+    file.unlink()
 
 
 def test_best_checkpoint_is_tested_and_logged_once(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
