@@ -400,6 +400,25 @@ def require_still_idle(admitted: Admitted, *, telemetry: Sink) -> None:
         require_idle(admitted.run, take_over=admitted.take_over, telemetry=telemetry)
 
 
+def require_free_servers(run: Run, telemetry: Sink) -> None:
+    """Wait for the TensorFlow servers of a slice; a second client would take the TPU from the training.
+
+    Raises:
+        RunAtWork: another process trains the run on them.
+        AcceleratorLost: a server did not come.
+    """
+    if run.spec.accelerator.tpu == "local":
+        return
+    try:
+        require_idle(run, take_over=False, telemetry=telemetry)
+    except RunAtWork as fault:
+        raise RunAtWork(
+            f"{str(fault).splitlines()[0]}; the servers of accelerator.tpu have one client: try again when it has "
+            "ended, or here, with --set accelerator.kind=cpu --set accelerator.tpu=local"
+        ) from fault
+    wait_for_servers(run.spec.accelerator, lambda text: telemetry.emit(Note(text=text)))
+
+
 def require_recorded_identity(
     run: Run, head: Head | None, *, accept: Sequence[str], changes: Sequence[CodeChange] | None = None
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from flows.admit import preflight, require_idle
+from flows.admit import preflight, require_free_servers
 from flows.opened_run import Run, holds_a_log
 from flows.runner import Runner
 from tasks.foundation.checkpoint.retention import rewind_run
@@ -31,7 +31,7 @@ from tasks.foundation.contracts.identity import VALIDATION, identity_in_run_file
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head
 from tasks.foundation.contracts.run_spec import RunSpec, with_examples
 from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
-from tasks.foundation.errors import BlowUp, DamagedCheckpoint, InvalidInput, NoSuchRun, RunAtWork, RunFileError
+from tasks.foundation.errors import BlowUp, DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
 from tasks.foundation.log.appends import (
     evaluates_beside,
     evaluation_due,
@@ -44,7 +44,6 @@ from tasks.foundation.log.history import evaluation_of, evaluation_on_test_of
 from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted, start_beside
-from tasks.foundation.machine.tpu import wait_for_servers
 from tasks.foundation.stage import Place
 from tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases
 from tasks.stages import EVALUATE, PREPARE_DATA
@@ -404,31 +403,12 @@ def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
     return Chosen(head=head, checkpoint=ref, logged=None if known is None else dict(known.metrics))
 
 
-def _require_free_servers(run: Run, telemetry: Sink) -> None:
-    """Wait for the TensorFlow servers of a slice; a second client would take the TPU from the training.
-
-    Raises:
-        RunAtWork: another process trains the run on them.
-        AcceleratorLost: a server did not come.
-    """
-    if run.spec.accelerator.tpu == "local":
-        return
-    try:
-        require_idle(run, take_over=False, telemetry=telemetry)
-    except RunAtWork as fault:
-        raise RunAtWork(
-            f"{str(fault).splitlines()[0]}; the servers of accelerator.tpu have one client: evaluate when it has "
-            "ended, or here, with --set accelerator.kind=cpu --set accelerator.tpu=local"
-        ) from fault
-    wait_for_servers(run.spec.accelerator, lambda text: telemetry.emit(Note(text=text)))
-
-
 def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Evaluation:
     """Prepare the data, and evaluate the chosen checkpoint, each where `runner` runs it."""
     spec, recorded = run.spec, chosen.head.environment
     place = Place(root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry)
     if EVALUATE.name not in runner.remote:
-        _require_free_servers(run, telemetry)
+        require_free_servers(run, telemetry)
         from tasks.foundation.machine.devices import acquire  # imports TensorFlow
 
         # Before any user code: the user's `load` may use TensorFlow.

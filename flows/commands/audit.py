@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flows.admit import require_free_servers
 from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, run_with_code
 from flows.commands.output import Output, Painted, say, say_json
 from flows.opened_run import hint_at_other_files, write_run_file
@@ -41,6 +42,7 @@ def audit(
         Console(sys.stderr if as_json else sys.stdout, doing="auditing") as console,
         termination_as_interrupt(),
     ):
+        require_free_servers(run, console)
         write_run_file(run)
         receipt = audit_in_scratch(
             run,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flows.admit import preflight, require_lasting_storage
+from flows.admit import preflight, require_free_servers, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
 from flows.commands.output import Output, Painted, say, say_json
 from flows.opened_run import Run
@@ -51,6 +51,7 @@ def prove(
     require_lasting_storage(opened)
     stream = sys.stderr if as_json else sys.stdout
     with Console(stream, doing="proving") as console, termination_as_interrupt(), _scratch(keep) as folder:
+        require_free_servers(opened, console)
         processes = FreshProcesses(folder / "said", hosts=hosts_of(run.spec))
         laboratory = Laboratory(folder=folder, processes=processes, telemetry=console)
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, share_data=share_data, laboratory=laboratory)
