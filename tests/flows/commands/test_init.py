@@ -52,7 +52,7 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path, capsys: pytest.C
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {"init", "compare", "hosts"}])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {"init", "compare", "hosts", "slice-server"}])
 def test_missing_run_file_leads_to_init(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
