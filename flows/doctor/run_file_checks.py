@@ -15,7 +15,7 @@ from tasks.foundation.contracts.identity import identity_in_run_file, require_sa
 from tasks.foundation.contracts.placement import micro_batch_size
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, RunFileError, StorageError
-from tasks.foundation.machine.tpu import TpuType
+from tasks.foundation.machine.tpu import SLICE, TpuType
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.interface import Storage
 from tasks.foundation.storage.local import LocalStorage
@@ -104,7 +104,7 @@ class Checks:
 
 
 _SUBLANES, _LANES = 8, 128
-_OF_A_SLICE = ("accelerator.kind=tpu", "accelerator.tpu=slice")
+_OF_A_SLICE = ("accelerator.kind=tpu", f"accelerator.tpu={SLICE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

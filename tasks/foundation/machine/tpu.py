@@ -54,6 +54,7 @@ IO_DEVICE: Final = "/job:localhost"
 _STREAMING: Final = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 _GRPC = "grpc://"
 SERVER_PORT: Final = 8470  # as Google's server
+_SERVERS = f"{_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}"  # an example
 _TRY_SECONDS, _BETWEEN_SECONDS = 5.0, 1.0
 
 
@@ -253,8 +254,8 @@ def require_first_worker() -> None:
         )
 
 
-def _names_in(variable: str) -> list[str]:
-    return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+def _names_in(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def _several_slices() -> str:
@@ -266,7 +267,7 @@ def _several_slices() -> str:
 def _signs_of_a_slice() -> str:
     """What says that this machine is one of several hosts; empty if nothing does."""
     for name, unit in ((_HOSTNAMES, "hosts"), (_PROCESSES, "processes")):
-        count = len(_names_in(name))
+        count = len(_names_in(os.environ.get(name, "")))
         if count > 1:
             return f"{name} names {count} {unit}"
     if slices := _several_slices():
@@ -320,13 +321,12 @@ def _of_servers(spec: AcceleratorSpec) -> Any:
     import tensorflow as tf
 
     require_packages()
-    name = _servers_of_this_slice() if spec.tpu == SLICE else spec.tpu
+    name = _name_of(spec)
     # Without a metadata server, TensorFlow would look for one without a time limit.
     if not name.startswith(_GRPC) and metadata_address() is None:
         raise AcceleratorError(
             f"accelerator.tpu = {spec.tpu}: this machine is not on Google Cloud, which knows TPUs by name; give the "
-            f"addresses of their servers, {_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}, or "
-            "accelerator.tpu: local"
+            f"addresses of their servers, {_SERVERS}, or accelerator.tpu: local"
         )
     with _as_accelerator_error(spec, "tf.distribute.cluster_resolver.TPUClusterResolver"):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
@@ -346,7 +346,7 @@ def wait_for_servers(spec: AcceleratorSpec, note: Callable[[str], None]) -> None
         AcceleratorError: the hosts of this machine's slice are not known.
         AcceleratorLost: a server did not respond within `accelerator.connect_seconds`.
     """
-    name = _servers_of_this_slice() if spec.tpu == SLICE else spec.tpu
+    name = _name_of(spec)
     if name.startswith(_GRPC):
         _wait_for([each.removeprefix(_GRPC) for each in name.split(",")], spec, note)
 
@@ -354,29 +354,29 @@ def wait_for_servers(spec: AcceleratorSpec, note: Callable[[str], None]) -> None
 def _wait_for(workers: Iterable[str], spec: AcceleratorSpec, note: Callable[[str], None]) -> None:
     until = time.monotonic() + spec.connect_seconds
     for worker in workers:
-        is_noted = False
-        while fault := _no_server_at(worker):
+        if fault := _no_server_at(worker):
+            note(f"waiting for the TensorFlow server at {worker}, up to {spec.connect_seconds:g} s in all: {fault}")
+        while fault:
             if time.monotonic() > until:
                 raise AcceleratorLost(
                     f"accelerator.tpu = {spec.tpu}: no TensorFlow server responds at {worker} ({fault}) within "
                     f"{spec.connect_seconds:g} s (accelerator.connect_seconds); start baton slice-server on each host "
                     "where Google's server does not run, or use accelerator.tpu: local for the TPU of one host"
                 )
-            if not is_noted:
-                note(f"waiting for the TensorFlow server at {worker}, up to {spec.connect_seconds:g} s in all: {fault}")
-                is_noted = True
             time.sleep(_BETWEEN_SECONDS)
+            fault = _no_server_at(worker)
 
 
-def _servers_of_this_slice() -> str:
-    """Addresses of the servers of all hosts of this machine's slice, as `accelerator.tpu` has them."""
-    # As JAX finds them: each endpoint of the metadata ends with the address of a host.
-    endpoints = instance_attribute("worker-network-endpoints") or ""
-    hosts = _names_in(_HOSTNAMES) or [each.strip().rpartition(":")[2] for each in endpoints.split(",") if each.strip()]
+def _name_of(spec: AcceleratorSpec) -> str:
+    """`accelerator.tpu`, with the addresses of the servers in place of `slice`."""
+    if spec.tpu != SLICE:
+        return spec.tpu
+    named, metadata = _names_in(os.environ.get(_HOSTNAMES, "")), "worker-network-endpoints"  # as JAX; host is last
+    hosts = named or [each.rpartition(":")[2] for each in _names_in(instance_attribute(metadata) or "")]
     if not hosts:
         raise AcceleratorError(
             f"accelerator.tpu = {SLICE}, but neither {_HOSTNAMES} nor this machine's metadata names the hosts of a "
-            f"slice; run on its worker 0, or name the servers, {_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}"
+            f"slice; run on its worker 0, or name the servers, {_SERVERS}"
         )
     return ",".join(f"{_GRPC}{host}:{SERVER_PORT}" for host in hosts)
 
