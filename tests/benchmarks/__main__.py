@@ -56,8 +56,8 @@ def _wall_clock(bench: Bench, plan: Plan) -> None:
 
 def _speed(bench: Bench, plan: Plan) -> None:
     for workload in (plan.small, plan.large):
-        speed.speed(bench, workload, seconds=plan.speed_seconds, rounds=plan.rounds)
-    speed.promises(bench, plan.large, seconds=plan.speed_seconds, rounds=plan.rounds)
+        speed.speed(bench, workload, turns=plan.turns, rounds=plan.rounds)
+    speed.promises(bench, plan.large, turns=plan.turns, rounds=1)
 
 
 def _starts(bench: Bench, plan: Plan) -> None:

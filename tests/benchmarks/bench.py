@@ -14,9 +14,12 @@ from typing import Any
 from tests.benchmarks.environments import Baton, peer_command
 from tests.benchmarks.process import Arm, ArmFailed, Trace, Until, until_step
 from tests.benchmarks.table import Figure
+from tests.benchmarks.turns import by_turns
 from tests.benchmarks.workloads import Training, Workload, peer_settings, write_examples, write_run_file
 
-_ROW_SECONDS = 1.0
+_ROW_SECONDS, _TURN_SECONDS = 1.0, 2.0
+# No arm reaches it.
+FAR_STEPS = 1_000_000
 _PEERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "plain loop": ("plain", ()),
     "CheckpointManager": ("checkpoint_manager", ()),
@@ -160,6 +163,34 @@ class Bench:
                     self.say(f"  round {number + 1}: {name}: {_words(trace)}")
             found.append(traces)
         return found
+
+    def by_turns(
+        self, arms: Mapping[str, Callable[[], Arm]], *, turns: int, rows: int = 1, rounds: int | None = None
+    ) -> list[dict[str, list[float]]]:
+        """Seconds of `rows` rows of each arm, which train by turns (`turns.py`); new processes each round.
+
+        A round in which an arm fails is noted, and left out.
+        """
+        found = []
+        for number in range(self.rounds if rounds is None else rounds):
+            fresh = {name: arm() for name, arm in arms.items()}
+            try:
+                found.append(by_turns(fresh, turns=turns, rows=rows))
+            except ArmFailed as fault:
+                self.notes.append(f"failed: {str(fault).splitlines()[0]}")
+                self.say(f"FAILED {fault}")
+                continue
+            finally:
+                for arm in fresh.values():
+                    shutil.rmtree(arm.folder, ignore_errors=True)
+            words = ", ".join(f"{name} {statistics.median(each):.3f} s" for name, each in found[-1].items())
+            self.say(f"  round {number + 1}, {rows} rows: {words}")
+        return found
+
+    def endless(self, workload: Workload) -> Training:
+        """A training without end and without commits, with a row in about two seconds."""
+        rows = max(1, round(_TURN_SECONDS / self.step_seconds(workload)))
+        return Training(steps=FAR_STEPS // rows * rows, rows=rows)
 
     def step_seconds(self, workload: Workload) -> float:
         """Seconds of a step of the plain loop, measured once."""

@@ -39,7 +39,7 @@ class Plan:
         large, medium, small, digits: the workloads.
         stalls: workloads of part i, each with the seconds between commits.
         stall_commits: how many commits.
-        speed_seconds: of an arm of part b.
+        turns: of each arm of part b, in a round.
         start_rounds: of part d.
         border_seconds, borders: length and number of the segments of part j.
         latencies: milliseconds a request, of part f.
@@ -58,7 +58,7 @@ class Plan:
     digits: Workload = DIGITS
     stalls: tuple[tuple[Workload, float], ...] = ((TRANSFORMER_250MB, 4.0), (TRANSFORMER_1GB, 10.0))
     stall_commits: int = 3
-    speed_seconds: float = 10.0
+    turns: int = 15
     start_rounds: int = 3
     border_seconds: float = 0.5
     borders: int = 30
@@ -89,7 +89,7 @@ QUICK = Plan(
     walls=(WallClock(workload=TRANSFORMER_250MB, interval=7, seconds=21, rounds=3, peer_rounds=2, derive=(30, 60)),),
     stalls=((TRANSFORMER_250MB, 3.0), (TRANSFORMER_1GB, 6.0)),
     stall_commits=2,
-    speed_seconds=6.0,
+    turns=10,
     start_rounds=2,
     borders=16,
     transfer_megabytes=32,
@@ -104,7 +104,7 @@ TRIAL = Plan(
     small=TINY,
     digits=TINY,
     stalls=((TINY, 0.1),),
-    speed_seconds=0.2,
+    turns=2,
     start_rounds=1,
     border_seconds=0.1,
     borders=3,

@@ -28,6 +28,7 @@ class Trace:
     """What an arm did. Times are in seconds since its process was started.
 
     Attributes:
+        pid: of the process.
         rows: first line of a row, by step.
         commits: line of a completed checkpoint, by step.
         values: of lines `value NAME = NUMBER`, in order.
@@ -36,6 +37,7 @@ class Trace:
         ended: when the process had ended.
     """
 
+    pid: int = 0
     rows: dict[int, float] = field(default_factory=dict)
     commits: dict[int, float] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class _Watch:
     """Samples the memory of a process and its children, and kills all of them at the end."""
 
     def __init__(self, process: Popen[bytes], started: float, seconds: float, names: Path | None) -> None:
-        self.trace = Trace()
+        self.trace = Trace(pid=process.pid)
         self.late = False
         self.started = started
         self._process = process

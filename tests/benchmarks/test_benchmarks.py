@@ -1,5 +1,6 @@
 """The benchmarks' own code: lines are timed, figures are judged, and every arm that needs no network runs."""
 
+import itertools
 import os
 import re
 import signal
@@ -14,12 +15,14 @@ from tests.benchmarks import process
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.environments import Baton
 from tests.benchmarks.figures.borders import stalls_of
+from tests.benchmarks.figures.speed import ratios
 from tests.benchmarks.figures.wall_clock import PLAIN, wall_clock
 from tests.benchmarks.machine import machine_words
 from tests.benchmarks.plan import Plan, WallClock
 from tests.benchmarks.proc_files import ThreadProfile
 from tests.benchmarks.process import Arm, ArmFailed, Trace, until_step
 from tests.benchmarks.table import Figure, as_markdown, with_conclusion, write_results
+from tests.benchmarks.turns import by_turns
 from tests.benchmarks.workloads import TINY, Training, write_run_file
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
@@ -65,6 +68,35 @@ def test_arm_that_ends_early_has_failed(tmp_path: Path, code: str, why: str) -> 
 def test_arm_that_hangs_is_killed(tmp_path: Path) -> None:
     with pytest.raises(ArmFailed, match="out of time"):
         arm(tmp_path, "import time; time.sleep(600)").run(until_step(9), seconds=0.01)
+
+
+def endless(folder: Path, name: str, *, rows: int = 1000) -> Arm:
+    """Says in the file `order` who trains, and prints a row each moment; ends after so many rows."""
+    code = (
+        "import time\n"
+        f"for step in range({rows}):\n"
+        f"    open('order', 'a').write('{name}'); print(f'step {{step}}/{rows}', flush=True); time.sleep(0.01)"
+    )
+    return arm(folder, code)
+
+
+def test_arms_train_by_turns(tmp_path: Path) -> None:
+    found = by_turns({name: endless(tmp_path, name) for name in "abc"}, turns=6, rows=4)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 6, "b": 6, "c": 6}
+    assert min(map(min, found.values())) > 0
+    order = (tmp_path / "order").read_text()
+    changes = [one for one, other in itertools.pairwise(order) if one != other]
+    # Three starts, 13 changes within six turns, and what is trained while all end.
+    assert len(changes) <= 2 + 13 + 9 < len(order) / 3
+
+
+def test_arm_that_ends_among_turns_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(ArmFailed, match="ended with 0"):
+        by_turns({"a": endless(tmp_path, "a"), "b": endless(tmp_path, "b", rows=6)}, turns=9)
+
+
+def test_ratios_are_those_of_the_same_turns() -> None:
+    assert ratios([{"ours": [1.0, 2.0, 9.0], "peer": [2.0, 4.0, 9.0]}], "ours", "peer") == [0.5]
 
 
 def test_last_commit_after_the_last_step_counts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.benchmarks.preemptions.measure import BATON, Measured
-from tests.benchmarks.preemptions.page import ORACLE, Scenario, picture
+from tests.benchmarks.preemptions.page import ORACLE, Scenario, conclusion, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_costs, goodput, oracle, replay
 
@@ -91,6 +91,26 @@ def test_picture_has_bars_as_long_as_the_times() -> None:
     widths = [float(each.get("width", 0)) for each in drawn.iter() if each.get("height") == "16"]
     assert widths == [320, 0, 0, 0, 0, 160, 0, 53.3, 106.7, 0]
     assert {"<weekly>, no notice", "100%", "50%", ORACLE, BATON} <= set(drawn.itertext())
+
+
+def test_page_begins_with_what_its_table_says() -> None:
+    costs_ = Costs(start=1, commit=1, durable=1)
+    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
+    kept = {ORACLE: 90, BATON: 81, "Orbit, best interval": 80, "Orbit, each half hour": 20}
+    seconds = {name: Seconds(kept=each, lost=100 - each) for name, each in kept.items()}
+    scenarios = [
+        Scenario(
+            schedule=exponential(mean, 400),
+            notice=notice,
+            seconds=seconds,
+            measured=dict.fromkeys((BATON, "Orbit"), measured),
+        )
+        for mean, notice in ((1200, 0.0), (3000, 30.0))
+    ]
+    found = conclusion(scenarios)
+    assert "1.012 to 1.012" in found
+    assert "1.012 or more with notice" in found
+    assert "90.0% or more of the oracle's" in found
 
 
 def test_schedules_are_drawn_from_their_seed() -> None:

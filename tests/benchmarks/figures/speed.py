@@ -1,12 +1,14 @@
 """Steps a second without commits (part b): Baton over `fit`, Orbit and a loop by hand; and what each promise costs."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.figures.others import measured
-from tests.benchmarks.process import Arm, Trace, Until, until_step
+from tests.benchmarks.process import Arm
 from tests.benchmarks.workloads import Workload, write_run_file
 
+_OURS = "Baton without Prefect"  # what Prefect costs is in part a
 _PEERS = ("plain loop", "fit", "Orbit")
 _MANY = "fit, steps_per_execution"
 # See `measured/promises.py`.
@@ -20,62 +22,49 @@ _PROMISES = {
 _SMALL = 0.02  # seconds; steps_per_execution matters below
 
 
-def speed(bench: Bench, workload: Workload, *, seconds: float, rounds: int) -> None:
-    """Measure one workload for `seconds` an arm."""
-    training = bench.training(workload, seconds=seconds)
-    step = bench.step_seconds(workload)
-    bench.say(f"steps a second: {workload.name}, {training.steps} steps")
-    last = until_step(training.steps)
-    arms: dict[str, Callable[[], tuple[Arm, Until | None]]] = {}
+def speed(bench: Bench, workload: Workload, *, turns: int, rounds: int) -> None:
+    """Measure one workload, with all arms in turn."""
+    training, step = bench.endless(workload), bench.step_seconds(workload)
+    bench.say(f"steps a second: {workload.name}, rows of {training.rows} steps")
+    arms: dict[str, Callable[[], Arm]] = {}
     for baton in bench.batons:
-        for kind, prefect in (("Baton without Prefect", False), ("baton run", True)):
-            arms[baton.name(kind)] = lambda baton=baton, prefect=prefect: (
-                bench.baton(baton, workload, training, prefect=prefect),
-                last,
-            )
+        arms[baton.name(_OURS)] = lambda baton=baton: bench.baton(
+            baton, workload, training, prefect=False, checkpoint={"every_seconds": None}
+        )
     peers = list(_PEERS if bench.peers else _PEERS[:1])
     for name in peers:
-        arms[name] = lambda name=name: (bench.peer(name, workload, training), last)
+        arms[name] = lambda name=name: bench.peer(name, workload, training)
     if step < _SMALL and bench.peers:
         peers.append(_MANY)
         words = ("--steps-per-execution", str(training.rows))
-        arms[_MANY] = lambda: (bench.peer("fit", workload, training, *words), last)
-    traces = bench.in_turn(arms, rounds=rounds)
+        arms[_MANY] = lambda: bench.peer("fit", workload, training, *words)
+    found = bench.by_turns(arms, turns=turns, rounds=rounds)
     group = f"Steps a second: {workload.name}, {1000 * step:.1f} ms a step"
     for baton in bench.batons:
-        for kind in ("Baton without Prefect", "baton run"):
-            ours = baton.name(kind)
-            for peer in peers:
-                ratios = [
-                    _steady(found[peer]) / _steady(found[ours]) for found in traces if {peer, ours} <= found.keys()
-                ]
-                goal = 1.0 if baton is bench.batons[0] and kind == "Baton without Prefect" else None
-                bench.add(group, f"{ours} over {peer}", ratios, goal=goal, at_least=True)
+        ours, goal = baton.name(_OURS), 1.0 if baton is bench.batons[0] else None
+        for peer in peers:
+            bench.add(group, f"{ours} over {peer}", ratios(found, peer, ours), goal=goal, at_least=True)
 
 
-def promises(bench: Bench, workload: Workload, *, seconds: float, rounds: int) -> None:
-    """Measure the steps of one workload without each promise in turn, for `seconds` an arm."""
-    training, baton = bench.training(workload, seconds=seconds), bench.batons[0]
+def promises(bench: Bench, workload: Workload, *, turns: int, rounds: int) -> None:
+    """Measure the steps of one workload without each promise, with all arms in turn."""
+    training, baton = bench.endless(workload), bench.batons[0]
     bench.say(f"what promises cost: {workload.name}")
 
     def arm(promise: str) -> Arm:
         folder = bench.fresh()
         train = {"train": {"deterministic": False}} if promise in {"kernels", "none"} else {}
-        write_run_file(workload, training, folder, bench.examples(workload), **train)
+        keys = {"checkpoint": {"every_seconds": None}, **train}
+        write_run_file(workload, training, folder, bench.examples(workload), **keys)
         return measured(bench, baton, "promises", promise, str(folder / "run.yaml"), folder=folder)
 
-    last = until_step(training.steps)
-    arms: dict[str, Callable[[], tuple[Arm, Until | None]]] = {
-        promise: lambda promise=promise: (arm(promise), last) for promise in ("all", *_PROMISES.values())
-    }
-    traces = bench.in_turn(arms, rounds=rounds)
+    arms = {promise: lambda promise=promise: arm(promise) for promise in ("all", *_PROMISES.values())}
+    found = bench.by_turns(arms, turns=turns, rounds=rounds)
     for words, promise in _PROMISES.items():
-        ratios = [
-            _steady(found["all"]) / _steady(found[promise]) for found in traces if {"all", promise} <= found.keys()
-        ]
-        bench.add(f"What promises cost: {workload.name}", f"a step, over one without {words}", ratios)
+        group = f"What promises cost: {workload.name}"
+        bench.add(group, f"a step, over one without {words}", ratios(found, "all", promise))
 
 
-def _steady(trace: Trace) -> float:
-    """Seconds from the first row to the last one; the first row has the tracing behind it."""
-    return trace.to_last_step
+def ratios(rounds: Sequence[Mapping[str, Sequence[float]]], one: str, other: str) -> list[float]:
+    """For each round, the median over its turns of the seconds of one arm over those of another."""
+    return [statistics.median(a / b for a, b in zip(found[one], found[other], strict=True)) for found in rounds]

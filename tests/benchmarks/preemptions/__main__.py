@@ -49,6 +49,7 @@ class Plan:
         interval: seconds between commits while costs are measured, of the large one.
         short: the same for the small one, and of the real replay.
         rounds: of the measurements.
+        large_turns, small_turns: of each arm, for its speed, in a round.
         lives: machines of the real replay.
         mean: seconds that they live.
     """
@@ -60,6 +61,8 @@ class Plan:
     interval: float
     short: float
     rounds: int
+    large_turns: int
+    small_turns: int
     lives: int
     mean: float
 
@@ -72,11 +75,23 @@ WHOLE = Plan(
     interval=12.0,
     short=1.5,
     rounds=5,
+    large_turns=25,
+    small_turns=10,
     lives=5,
     mean=25.0,
 )
 TRIAL = Plan(
-    large=TINY, small=TINY, large_rows=20, small_rows=20, interval=1.0, short=1.0, rounds=1, lives=1, mean=25.0
+    large=TINY,
+    small=TINY,
+    large_rows=20,
+    small_rows=20,
+    interval=1.0,
+    short=1.0,
+    rounds=1,
+    large_turns=2,
+    small_turns=2,
+    lives=1,
+    mean=25.0,
 )
 
 
@@ -147,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=plan.rounds,
             peers=peers,
         )
-        measured = measure(bench, plan.large, interval=plan.interval, rows=plan.large_rows, rounds=plan.rounds)
+        measured = measure(
+            bench, plan.large, interval=plan.interval, rows=plan.large_rows, rounds=plan.rounds, turns=plan.large_turns
+        )
         schedules = options.up_times or [
             exponential(1200, _MACHINES),
             exponential(3000, _MACHINES),
@@ -155,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exponential(6 * 3600, _MACHINES),
         ]
         scenarios = [simulate(each, notice, measured) for each in schedules for notice in (0.0, 30.0)]
-        small = measure(bench, plan.small, interval=plan.short, rows=plan.small_rows, rounds=plan.rounds)
+        small = measure(
+            bench, plan.small, interval=plan.short, rows=plan.small_rows, rounds=plan.rounds, turns=plan.small_turns
+        )
         lives = scaled(exponential(1200, plan.lives, seed=3), mean=plan.mean, least=plan.mean / 2, most=2 * plan.mean)
         replayed = replay_really(bench, plan.small, lives, small, interval=plan.short, rows=plan.small_rows)
         same = same_bits(bench, replayed[BATON].arm)

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.bench import Bench
+from tests.benchmarks.bench import FAR_STEPS, Bench
+from tests.benchmarks.figures.speed import ratios
 from tests.benchmarks.preemptions.simulation import Costs, goodput, replay
 from tests.benchmarks.process import Arm, Trace, until_step
 from tests.benchmarks.workloads import Training, Workload
@@ -14,9 +15,9 @@ from tests.benchmarks.workloads import Training, Workload
 BATON = "Baton"
 # Name in the table -> name of the arm.
 PEERS = {"Keras BackupAndRestore": "fit, an epoch a commit", "Orbit + CheckpointManager": "Orbit"}
-# No arm reaches it.
-_FAR_STEPS = 1_000_000
 _COMMITS = 4
+# Turns of five seconds: Baton's have Prefect, which is stopped with it.
+_SPEED_ROUNDS, _ROWS = 2, 2
 # Seconds of a step, a start, a commit, and until a commit is durable.
 _Round = tuple[float, float, float, float]
 
@@ -29,7 +30,7 @@ class Measured:
         costs: medians.
         step_seconds: seconds of a step that no commit slows down.
         starts, commits: of each round, in seconds.
-        speeds: of each round, over the arm whose steps are fastest.
+        speeds: of each round, over the arm whose steps are fastest, from processes that train by turns.
     """
 
     costs: Costs
@@ -50,11 +51,13 @@ def training_of(workload_seconds: float, *, step_seconds: float, rows: int) -> T
     """A training without end that commits after about `workload_seconds` of steps, and at most every second row."""
     commit_rows = max(2, round(workload_seconds / step_seconds / rows))
     commit_steps = commit_rows * rows
-    return Training(steps=_FAR_STEPS // commit_steps * commit_steps, rows=rows, commit_steps=commit_steps)
+    return Training(steps=FAR_STEPS // commit_steps * commit_steps, rows=rows, commit_steps=commit_steps)
 
 
-def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rounds: int) -> dict[str, Measured]:
-    """Measure every arm, in turn: a step, a commit, and a start from a checkpoint.
+def measure(
+    bench: Bench, workload: Workload, *, interval: float, rows: int, rounds: int, turns: int
+) -> dict[str, Measured]:
+    """Measure every arm: the speed of its steps, a commit, and a start from a checkpoint.
 
     Args:
         bench: the settings.
@@ -62,6 +65,7 @@ def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rou
         interval: seconds between commits.
         rows: steps between rows of metrics.
         rounds: how often.
+        turns: of each arm, for its speed, in a round.
     """
     names = [BATON, *(PEERS if bench.peers else ())]
     found: dict[str, list[_Round]] = {name: [] for name in names}
@@ -73,14 +77,16 @@ def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rou
             bench.say(
                 f"{workload.name}, {name}: step {step:.3f}, start {start:.1f}, commit {commit:.2f}, {durable:.2f} s"
             )
-    fastest = min(found, key=lambda name: statistics.median(each[0] for each in found[name]))
-    return {name: _medians(rounds_, reference=found[fastest], name=name) for name, rounds_ in found.items()}
+    endless = bench.endless(workload)
+    arms = {name: lambda name=name: arm_of(bench, name, workload, endless) for name in names}
+    by_turns = bench.by_turns(arms, turns=turns, rows=_ROWS, rounds=_SPEED_ROUNDS)
+    fastest = min(names, key=lambda name: statistics.median(each for one in by_turns for each in one[name]))
+    return {name: _medians(found[name], speeds=ratios(by_turns, fastest, name), name=name) for name in names}
 
 
-def _medians(rounds: Sequence[_Round], *, reference: Sequence[_Round], name: str) -> Measured:
+def _medians(rounds: Sequence[_Round], *, speeds: Sequence[float], name: str) -> Measured:
     step, start, commit, durable = (statistics.median(column) for column in zip(*rounds, strict=True))
     commit = max(commit, 0.0)
-    speeds = tuple(other[0] / own[0] for own, other in zip(rounds, reference, strict=True))
     costs = Costs(
         start=start,
         commit=commit,
@@ -93,7 +99,7 @@ def _medians(rounds: Sequence[_Round], *, reference: Sequence[_Round], name: str
         step_seconds=step,
         starts=tuple(each[1] for each in rounds),
         commits=tuple(each[2] for each in rounds),
-        speeds=speeds,
+        speeds=tuple(speeds),
     )
 
 

@@ -10,6 +10,7 @@ from tests.benchmarks.preemptions.schedules import Schedule
 from tests.benchmarks.preemptions.simulation import Seconds, goodput
 
 ORACLE = "oracle"
+_RARE = 2800.0  # seconds; a mean of 50 minutes, as drawn
 _CAUSES = {"kept": "#2f7d4f", "commit": "#e0a526", "start": "#7a8fa6", "lost": "#b5413b", "left": "#d9d9d9"}
 _LABELS = {
     "kept": "training that is kept",
@@ -69,6 +70,19 @@ def table(scenarios: Sequence[Scenario]) -> str:
         for each in scenarios
     ]
     return _markdown([head, *rows])
+
+
+def conclusion(scenarios: Sequence[Scenario]) -> str:
+    """What the table says, in one sentence, as Markdown."""
+    over_peer = [each.goodput(BATON) / each.best_peer for each in scenarios]
+    noticed = [ratio for ratio, each in zip(over_peer, scenarios, strict=True) if each.notice]
+    rare = [each.goodput(BATON) / each.goodput(ORACLE) for each in scenarios if each.schedule.mean >= _RARE]
+    return (
+        f"**Baton keeps {min(over_peer):.3f} to {max(over_peer):.3f} of the goodput of the best peer at its best "
+        f"interval (goal: 1.00), {min(noticed, default=math.nan):.3f} or more with notice (goal: 1.02), and "
+        f"{min(rare, default=math.nan):.1%} or more of the oracle's where machines live 50 minutes and more "
+        "(goal: 97 %).**\n"
+    )
 
 
 def costs_table(measured: Mapping[str, Measured]) -> str:
@@ -172,6 +186,7 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
     return "\n".join(
         (
             "# What preemptions leave of the time\n",
+            conclusion(scenarios),
             f"{machine}\n",
             "Goodput is the share of the machines' time that went into training that is kept. The first table is",
             f"**simulated** from the costs in the second one, over {machines} machines. The oracle knows when each",
@@ -187,7 +202,8 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             costs_table(costs.measured),
             "A start is the time from the process to its first step, with the checkpoint restored and, of Baton, with",
             "Prefect. What a commit costs is the time that rows of metrics took longer with commits. Speed is that of",
-            "a step over the fastest arm's in the same round. Medians, with the range over the rounds.\n",
+            "a step over the fastest arm's, while the arms train by turns of seconds. Medians, with the range over the",
+            "rounds; each round has processes of its own.\n",
             f"## The same with real processes: {real.title}\n",
             f"{len(real.lives)} machines of {lives} seconds, each ended with SIGKILL, a commit each {real.interval:g}",
             "seconds of all arms, beside a simulation of the same lives from these costs:\n",

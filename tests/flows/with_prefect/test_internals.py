@@ -1,4 +1,7 @@
-"""The lease shield against Prefect's own lease renewal, in a separate process, with a server that is down."""
+"""The embedded server has no idle worker; and the lease shield against Prefect's own lease renewal.
+
+The shield is tested in a separate process, with a server that is down.
+"""
 
 import os
 import subprocess
@@ -7,7 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from flows.with_prefect.server import _PREFECT_DEFAULTS, _server_environment
 from tests.support import forked
+
+SERVER = """
+import asyncio, os
+from flows.with_prefect.internals import leave_out_idle_worker
+from prefect.server.api.server import create_app
+
+async def main():
+    leave_out_idle_worker()
+    served = create_app()
+    async with served.router.lifespan_context(served):
+        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}
+        print("Worker.run_forever" in names, flush=True)
+        os._exit(0)  # threads of the database would go on
+
+asyncio.run(main())
+"""
 
 WORK = """
 import sys, time, uuid
@@ -46,3 +66,21 @@ def test_a_failed_lease_renewal_waits_for_the_shielded_work(tmp_path: Path) -> N
     outputs = {how: process.communicate(timeout=300) for how, process in processes.items()}
     assert outputs["shielded"][0].splitlines() == ["the work is done", "CancelledError"], outputs["shielded"][1]
     assert outputs["unshielded"][0].splitlines() == ["CancelledError"], outputs["unshielded"][1]
+
+
+@pytest.mark.slow
+def test_the_embedded_server_has_a_worker_only_for_services_that_the_user_wants(tmp_path: Path) -> None:
+    chosen = {"as it is": {}, "automations": {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true"}}
+    processes = {
+        name: forked.Popen(
+            [sys.executable, "-c", SERVER],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=_server_environment({**os.environ, **_PREFECT_DEFAULTS, **more, "PREFECT_HOME": str(tmp_path / name)}),
+        )
+        for name, more in chosen.items()
+    }
+    outputs = {name: process.communicate(timeout=300) for name, process in processes.items()}
+    assert outputs["as it is"][0].splitlines()[-1:] == ["False"], outputs["as it is"][1]
+    assert outputs["automations"][0].splitlines()[-1:] == ["True"], outputs["automations"][1]
