@@ -207,18 +207,16 @@ class Bench:
             self.say(f"{workload.name}: {1000 * self._step_seconds[workload.name]:.1f} ms a step")
         return self._step_seconds[workload.name]
 
-    def training(self, workload: Workload, *, seconds: float, commit_seconds: float = 0.0) -> Training:
+    def training(self, workload: Workload, *, seconds: float, commit_seconds: float) -> Training:
         """A training that takes the plain loop about `seconds`, with a row each second.
 
         Args:
             workload: what is trained.
             seconds: of the plain loop; rounded to whole commit intervals.
-            commit_seconds: between checkpoints; 0: no checkpoints.
+            commit_seconds: between checkpoints.
         """
         step = self.step_seconds(workload)
-        rows = max(1, round(min(_ROW_SECONDS, commit_seconds or _ROW_SECONDS) / step))
-        if not commit_seconds:
-            return Training(steps=rows * max(2, round(seconds / (rows * step))), rows=rows)
+        rows = max(1, round(min(_ROW_SECONDS, commit_seconds) / step))
         commit_steps = rows * max(1, round(commit_seconds / (rows * step)))
         return Training(
             steps=commit_steps * max(1, round(seconds / commit_seconds)), rows=rows, commit_steps=commit_steps

@@ -15,14 +15,13 @@ from tests.benchmarks import process
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.environments import Baton
 from tests.benchmarks.figures.borders import stalls_of
-from tests.benchmarks.figures.speed import ratios
 from tests.benchmarks.figures.wall_clock import PLAIN, wall_clock
 from tests.benchmarks.machine import machine_words
 from tests.benchmarks.plan import Plan, WallClock
 from tests.benchmarks.proc_files import ThreadProfile
 from tests.benchmarks.process import Arm, ArmFailed, Trace, until_step
 from tests.benchmarks.table import Figure, as_markdown, with_conclusion, write_results
-from tests.benchmarks.turns import by_turns
+from tests.benchmarks.turns import by_turns, ratios
 from tests.benchmarks.workloads import TINY, Training, write_run_file
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
@@ -71,7 +70,7 @@ def test_arm_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def endless(folder: Path, name: str, *, rows: int = 1000) -> Arm:
-    """Says in the file `order` who trains, and prints a row each moment; ends after so many rows."""
+    """An arm that prints `rows` rows of metrics, and adds its name to the file `order` at each."""
     code = (
         "import time\n"
         f"for step in range({rows}):\n"

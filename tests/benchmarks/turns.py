@@ -11,8 +11,9 @@ stopped with the training, and then do what is due. Arms that have them need tur
 import contextlib
 import os
 import signal
+import statistics
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tests.benchmarks.proc_files import descendants
 from tests.benchmarks.process import Arm, Trace
@@ -58,6 +59,11 @@ def by_turns(arms: Mapping[str, Arm], *, turns: int, rows: int = 1) -> dict[str,
     return seconds
 
 
+def ratios(rounds: Sequence[Mapping[str, Sequence[float]]], one: str, other: str) -> list[float]:
+    """For each round, the median over its turns of the seconds of one arm over those of another."""
+    return [statistics.median(a / b for a, b in zip(found[one], found[other], strict=True)) for found in rounds]
+
+
 class _Stoppable:
     """An arm that runs beside this thread."""
 
@@ -77,7 +83,7 @@ class _Stoppable:
         return len(self._times)
 
     def wait_for_rows(self, count: int) -> list[float]:
-        """The times of its first `count` rows or more, once they are printed."""
+        """The times of its first `count` rows, once they are printed."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._times) >= count or self._fault is not None)
             if self._fault is not None:

@@ -1,11 +1,11 @@
 """Steps a second without commits (part b): Baton over `fit`, Orbit and a loop by hand; and what each promise costs."""
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.figures.others import measured
 from tests.benchmarks.process import Arm
+from tests.benchmarks.turns import ratios
 from tests.benchmarks.workloads import Workload, write_run_file
 
 _OURS = "Baton without Prefect"  # what Prefect costs is in part a
@@ -63,8 +63,3 @@ def promises(bench: Bench, workload: Workload, *, turns: int, rounds: int) -> No
     for words, promise in _PROMISES.items():
         group = f"What promises cost: {workload.name}"
         bench.add(group, f"a step, over one without {words}", ratios(found, "all", promise))
-
-
-def ratios(rounds: Sequence[Mapping[str, Sequence[float]]], one: str, other: str) -> list[float]:
-    """For each round, the median over its turns of the seconds of one arm over those of another."""
-    return [statistics.median(a / b for a, b in zip(found[one], found[other], strict=True)) for found in rounds]

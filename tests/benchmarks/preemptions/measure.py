@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.bench import FAR_STEPS, Bench
-from tests.benchmarks.figures.speed import ratios
 from tests.benchmarks.preemptions.simulation import Costs, goodput, replay
 from tests.benchmarks.process import Arm, Trace, until_step
+from tests.benchmarks.turns import ratios
 from tests.benchmarks.workloads import Training, Workload
 
 BATON = "Baton"
