@@ -445,9 +445,11 @@ class _Meeting:
             except (OSError, ValueError):
                 found = Verdict()
             self._drop(self._joined.pop(other).connection)
-            self._dial_again(other)
-            if found.error is not None:
+            if found.error is not None:  # a fault of the list; its own refusal came with its hello
+                self._is_wrong = True
+                self._told.add(other)
                 raise found.error.to_error()
+            self._dial_again(other)
 
     def _dial_again(self, other: int) -> None:
         if other in self._reached:
@@ -456,17 +458,15 @@ class _Meeting:
 
     def _tell(self, verdict: BatonError) -> None:
         """Tell the hosts that are here, and close their connections."""
-        hosts = {other: each.connection for other, each in self._joined.items()}
-        self._joined = {}
         said = Verdict(error=_report(verdict))
-        connections = [*hosts.values(), *self._strays]
-        self._strays = []
+        connections = [*(each.connection for each in self._joined.values()), *self._strays]
+        self._told |= self._joined.keys()
+        self._joined, self._strays = {}, []
         sent = [connection for connection in connections if self._say(connection, said)]
         until = time.monotonic() + _TELLING_SECONDS
         for connection in connections:
             _drain(connection, until if connection in sent else 0)
             self._drop(connection)
-        self._told |= {*hosts}
 
     # What other hosts do.
 

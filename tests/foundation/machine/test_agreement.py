@@ -1,6 +1,7 @@
 """Hosts that meet over real sockets, each in a thread: all go on, or all end with the same error."""
 
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -8,8 +9,9 @@ from threading import Event
 
 import pytest
 
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
-from tasks.foundation.machine.agreement import Met, Patience, meet
+from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, meet
 from tasks.foundation.machine.cluster import Cluster
 from tasks.foundation.machine.host_link import HostLink
 from tests.support.worker_processes import free_addresses
@@ -178,6 +180,18 @@ def test_a_name_may_lead_elsewhere_for_a_while(hosts: Hosts) -> None:
         link.close()
 
 
+def connected(address: str) -> socket.socket:
+    """A connection to a host that may not listen yet."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), timeout=60)
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+
+
 STRANGERS: dict[str, Callable[[socket.socket], object]] = {
     "nothing": lambda _: None,
     "a web browser": lambda connection: connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
@@ -190,12 +204,10 @@ STRANGERS: dict[str, Callable[[socket.socket], object]] = {
 
 def test_strangers_are_ignored(hosts: Hosts) -> None:
     addresses = free_addresses(2)
-    chief = hosts.start(addresses, 0, patience=Patience(connect=60, first_note=0))
-    assert hosts.told.wait(60)
-    port = int(addresses[0].rpartition(":")[2])
+    chief = hosts.start(addresses, 0)
     connections = []
     for say in STRANGERS.values():
-        connections.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        connections.append(connected(addresses[0]))
         say(connections[-1])
     for name, connection in zip(STRANGERS, connections, strict=True):
         if name not in {"nothing", "half a hello"}:  # these have some seconds
@@ -216,3 +228,16 @@ def test_a_host_that_ends_while_it_waits_is_waited_for_again(hosts: Hosts) -> No
     others = [hosts.start(addresses, host) for host in (1, 2)]
     for link in linked(chief, *others, outcomes=("admitted",) * 3):
         link.close()
+
+
+def test_a_host_that_found_a_fault_and_ended_is_not_waited_for(hosts: Hosts) -> None:
+    """It had another chief on the line, which the first one hears of only by it."""
+    addresses = free_addresses(2)
+    chief = hosts.start(addresses, 0, patience=Patience(connect=600, misled=600))
+    fault = AcceleratorError("two processes are host 0")
+    hello = Hello(host=1, to=0, addresses=tuple(addresses), process="p", where="there", outcome="admitted")
+    with connected(addresses[0]) as other:
+        for message in (hello, Verdict(error=ErrorReport.of(fault))):
+            data = message.model_dump_json().encode()
+            other.sendall(b"baton hosts\n" + len(data).to_bytes(4) + data)
+        assert str(refused(chief)) == str(fault)
