@@ -13,7 +13,6 @@ import base64
 import contextvars
 import hashlib
 import json
-import logging
 import os
 import re
 import signal
@@ -48,12 +47,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_LOGGER = logging.getLogger(__name__)
 MOST_ROWS: Final = 100
 # Limit of one request, and of the last update when the run ends.
 _REQUEST_SECONDS: Final = 10.0
-# After a failure no request is made for this long.
-_PAUSE_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 30.0  # without a request, after a failure
 # The shortest time between two updates. Artifacts are written in this order, the last two when the training has ended.
 _INTERVAL_SECONDS: Final = 15.0
 _PARTS: Final = ("progress", "commits", "report", "curves")
@@ -219,14 +216,14 @@ def _escaped(text: str) -> str:
 
 
 class PrefectArtifacts:
-    """Stores the artifacts of one flow run through Prefect's API. Not thread-safe."""
+    """Stores the artifacts of one flow run through Prefect's API, retrying as its settings say. Not thread-safe."""
 
     def __init__(self, flow_run_id: UUID, *, request_seconds: float) -> None:
         """Make no request yet.
 
         Args:
             flow_run_id: the flow run that the artifacts belong to.
-            request_seconds: limit of one request. Requests are not retried.
+            request_seconds: limit of one request.
         """
         self._flow_run_id = flow_run_id
         self._request_seconds = request_seconds
@@ -252,19 +249,17 @@ class PrefectArtifacts:
 
     def _request(self, work: "Callable[[SyncPrefectClient], T]") -> T:
         from prefect.client.orchestration import get_client
-        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-            if self._client is None:
-                # The engine's client would wait a minute for a server that is down.
-                client = get_client(httpx_settings={"timeout": self._request_seconds}, sync_client=True)
-                self._client = client.__enter__()
-            try:
-                return work(self._client)
-            except Exception:
-                client, self._client = self._client, None
-                client.__exit__(None, None, None)
-                raise
+        if self._client is None:
+            # The engine's client would wait a minute for a server that is down.
+            client = get_client(httpx_settings={"timeout": self._request_seconds}, sync_client=True)
+            self._client = client.__enter__()
+        try:
+            return work(self._client)
+        except Exception:
+            client, self._client = self._client, None
+            client.__exit__(None, None, None)
+            raise
 
     def _put(self, client: "SyncPrefectClient", artifact: Artifact) -> None:
         from prefect.client.schemas.actions import ArtifactCreate
@@ -382,11 +377,18 @@ class ArtifactPublisher:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._open_store()
+        from prefect.context import FlowRunContext
+        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+        flow_run = FlowRunContext.get()
+        if self._store is None and flow_run is not None and flow_run.flow_run is not None:
+            self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
         if self._store is not None:
             self._mark("progress", "commits")  # the state of a continued run
-            # The copied context holds Prefect's settings. A daemon thread, so that it never delays the exit.
-            work = contextvars.copy_context().run
+            # The copied context holds Prefect's settings; to change one takes Prefect 0.05 s. A daemon thread, so that
+            # it never delays the exit.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                work = contextvars.copy_context().run
             self._thread = threading.Thread(target=work, args=(self._work,), name="baton-artifacts", daemon=True)
             self._thread.start()
         return self
@@ -435,13 +437,6 @@ class ArtifactPublisher:
         if self._thread is not None:
             self._thread.join(self._request_seconds)
 
-    def _open_store(self) -> None:
-        from prefect.context import FlowRunContext
-
-        flow_run = FlowRunContext.get()
-        if self._store is None and flow_run is not None and flow_run.flow_run is not None:
-            self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
-
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -476,7 +471,7 @@ class ArtifactPublisher:
                 step, self._commit = self._commit, None
             if step is not None:
                 self._store.emit_commit(step)
-                if self._store.is_cancelled():
+                if not self._closing and self._store.is_cancelled():
                     self._on_cancelled()
 
     def _stop(self) -> None:
@@ -521,10 +516,8 @@ class ArtifactPublisher:
         return self._drawn
 
     def _warn(self, fault: Exception) -> None:
-        _LOGGER.debug("the artifacts in Prefect are outdated", exc_info=fault)
         if not self._warned:
             self._warned = True
             reason = f"{type(fault).__name__}: {fault}".splitlines()[0]
-            self._notes.emit(
-                Note(text=f"the run's artifacts in Prefect are outdated ({reason}); training continues", warning=True)
-            )
+            text = f"the run's artifacts in Prefect are outdated ({reason}); training continues"
+            self._notes.emit(Note(text=text, warning=True))

@@ -238,10 +238,11 @@ def main() -> int:
     try:
         start = PrefectStart()
         with fast_imports():
-            start.connect()
+            is_embedded = start.connect()
             # The tasks' threads use this later. Prefect's modules import each other in circles: if two threads import
             # them at once, Python breaks the deadlock by giving one of them half a module.
             import prefect.task_engine  # noqa: F401
+            from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from flows.with_prefect.run_flows import run_as_train_run
         # Only the command says how the training ends. The server's process, which ends by SIGTERM, runs by now.
@@ -249,7 +250,9 @@ def main() -> int:
         answers.send(state="connected")
         run = Run.open(load_run_file(Path(given["file"]), given["overrides"]))
         work = functools.partial(_record, run, answers)
-        run_as_train_run(work, run.spec, name=given["name"], parameters=given["parameters"])
+        # With heartbeats a flow run ends up to a second later. An embedded server, which ends with it, needs none.
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_embedded else {}):
+            run_as_train_run(work, run.spec, name=given["name"], parameters=given["parameters"])
     except BaseException as fault:  # noqa: BLE001 - the command notes it
         why = str(fault) if isinstance(fault, BatonError) else words_of(fault)
         answers.send(absent=why.splitlines()[0])

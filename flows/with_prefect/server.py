@@ -271,8 +271,11 @@ class PrefectStart:
             except PrefectUnavailable as fault:  # raised to the one who needs it
                 self._fault = fault
 
-    def connect(self) -> None:
+    def connect(self) -> bool:
         """Import Prefect and connect it with its server, which responds then.
+
+        Returns:
+            Whether the server is embedded.
 
         Raises:
             PrefectUnavailable: Prefect's settings or its server cannot be used.
@@ -285,6 +288,7 @@ class PrefectStart:
         if self._server is not None:
             self._server.wait()
             _use_server(self._server.api_url)
+        return self._server is not None
 
 
 def _server_of_settings() -> EmbeddedServer | None:

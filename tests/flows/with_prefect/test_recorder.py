@@ -227,6 +227,35 @@ def test_a_process_that_hangs_is_recorded_as_crashed(recorder: Callable[..., Rec
         assert end_in(tmp_path) == {"kind": "crashed", "text": "hung: no step for 600 s", "error": None}
 
 
+# The real process, with a flow run that refuses by its settings.
+_HEARTBEATS = """
+import sys
+from flows.with_prefect import recorder, run_flows
+from prefect.settings import get_current_settings
+from tasks.foundation.errors import PrefectUnavailable
+
+class Start:
+    connect = staticmethod(lambda: sys.argv[1] == "embedded")
+
+def refuse(*_arguments, **_words):
+    raise PrefectUnavailable(f"heartbeats: {get_current_settings().flows.heartbeat_frequency}")
+
+recorder.PrefectStart, run_flows.run_as_train_run = Start, refuse
+recorder.main()
+"""
+
+
+@pytest.mark.parametrize(("server", "seconds"), [("embedded", None), ("configured", 180)])
+def test_only_a_server_that_outlives_the_command_gets_heartbeats(
+    admitted: Admitted, server: str, seconds: int | None
+) -> None:
+    notes = EventRecorder()
+    start = partial(start_child, [sys.executable, "-c", _HEARTBEATS, server])
+    with Recorder(admitted, {"run_file": "run.yaml"}, [], notes=notes, start=start) as sink:
+        sink.reached(REACHED)
+    assert notes_of(notes) == [f"{NOT_RECORDED}heartbeats: {seconds}"]
+
+
 # What a run imports before its first step, besides TensorFlow.
 _CODE = """
 import sys

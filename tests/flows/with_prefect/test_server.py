@@ -101,7 +101,7 @@ def test_a_certain_server_is_started_before_prefect_is(servers: FakeServers, mon
     certain(monkeypatch, True)
     start = PrefectStart()
     assert servers.events == ["start"]
-    start.connect()
+    assert start.connect()
     assert servers.events == ["start", "wait"]
     assert os.environ.get("PREFECT_API_URL") is None  # processes that the command starts are no clients
     assert prefect.context.GLOBAL_SETTINGS_CONTEXT.settings.api.url == "http://127.0.0.1:1/api"
@@ -125,7 +125,7 @@ def test_a_configured_server_is_used_and_none_is_embedded(
     asked: list[str] = []
     monkeypatch.setattr(module, "_require_server", asked.append)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:2/api"}):
-        PrefectStart().connect()
+        assert not PrefectStart().connect()
     assert (asked, servers.events) == (["http://127.0.0.1:2/api"], [])
 
 
