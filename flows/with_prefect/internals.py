@@ -16,10 +16,15 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _STARTUP_FAILURE: Final = 3  # uvicorn's exit code
+_RETRY_SECONDS: Final = b"0.3"
 _LOCK: Final = ".baton-migrations.lock"  # in PREFECT_HOME
 
 
@@ -47,7 +52,7 @@ def main(descriptor: int) -> int:
                 await super().startup(sockets)
 
     leave_out_idle_worker()
-    config = uvicorn.Config(create_app(), log_level="error", lifespan="on")
+    config = uvicorn.Config(retried_soon(create_app()), log_level="error", lifespan="on")
     gc.freeze()
     gc.enable()
     server = OneAtATime(config)
@@ -66,6 +71,24 @@ def leave_out_idle_worker() -> None:
 
     if not get_enabled_perpetual_services(ephemeral=True):
         setattr(server, "background_worker", lambda *_given, **_named: nullcontext())  # noqa: B010 - for mypy
+
+
+def retried_soon(app: "ASGIApp") -> "ASGIApp":
+    """Let clients repeat a request soon that found the database locked, which is free again at once.
+
+    Prefect's server answers 503 if another request has written since one began to read, and its client waits for two
+    seconds if the answer does not say how long. The last stages of a run end together, so a command often waited.
+    """
+
+    async def serve(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        async def answer(message: "Message") -> None:
+            if message.get("status") == HTTPStatus.SERVICE_UNAVAILABLE:
+                message["headers"] = [*message["headers"], (b"retry-after", _RETRY_SECONDS)]
+            await send(message)
+
+        await app(scope, receive, answer)
+
+    return serve
 
 
 @contextmanager

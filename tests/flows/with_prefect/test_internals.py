@@ -1,15 +1,19 @@
-"""The embedded server has no idle worker; and the lease shield against Prefect's own lease renewal.
+"""The embedded server has no idle worker and says when to ask again; the lease shield against Prefect's lease renewal.
 
 The shield is tested in a separate process, with a server that is down.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from starlette.responses import Response
 
+from flows.with_prefect.internals import retried_soon
 from flows.with_prefect.server import _PREFECT_DEFAULTS, _server_environment
 from tests.support import forked
 
@@ -84,3 +88,14 @@ def test_the_embedded_server_has_a_worker_only_for_services_that_the_user_wants(
     outputs = {name: process.communicate(timeout=300) for name, process in processes.items()}
     assert outputs["as it is"][0].splitlines()[-1:] == ["False"], outputs["as it is"][1]
     assert outputs["automations"][0].splitlines()[-1:] == ["True"], outputs["automations"][1]
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(503, "0.3"), (200, None), (404, None)])
+def test_a_request_that_found_the_database_locked_is_repeated_soon(status: int, seconds: str | None) -> None:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(retried_soon(Response("{}", status)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get("/")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.headers.get("Retry-After"), answer.text) == (status, seconds, "{}")
