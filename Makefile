@@ -42,7 +42,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All figures, over an hour on an idle machine; BENCH="--quick --only abdij" for some. Writes tests/benchmarks/RESULTS.md.
+# All figures, under two hours on an idle machine; BENCH="--quick --only abdij" for some. Writes tests/benchmarks/RESULTS.md.
 bench: install
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 

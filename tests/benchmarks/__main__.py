@@ -1,6 +1,6 @@
 """`make bench`: measures Baton and its peers, and prints one table with the goals beside the figures.
 
-    python -m tests.benchmarks                        all figures, about 90 minutes; writes tests/benchmarks/RESULTS.md
+    python -m tests.benchmarks                        all figures, about 100 minutes; writes tests/benchmarks/RESULTS.md
     python -m tests.benchmarks --quick --only abdij   the essential ones, about 18 minutes (a brings h)
     python -m tests.benchmarks --quick --only a --baton before=../old-checkout --no-peers
     python -m tests.benchmarks --trial                every path once, tiny; the figures mean nothing
@@ -9,8 +9,9 @@ Figures: a wall clock with commits, b steps a second, c input, d starts, e trans
 a long log, h peak memory (with a), i stall at a commit, j borders of segments, k train states in memory,
 l transforms, m commands, n saves of several hosts, o Parquet in place.
 
-The machine must be idle. `--baton LABEL=PATH` measures another checkout in the same rounds; it needs a `.venv` of its
-own. `--profile` says which threads the processor seconds of Baton's processes go to.
+The machine must be idle: an arm waits, twice, while others use more than 0.3 cores, and the page says their load.
+`--baton LABEL=PATH` measures another checkout in the same rounds; it needs a `.venv` of its own. `--profile` says which
+threads the processor seconds of Baton's processes go to.
 """
 
 import argparse
@@ -45,6 +46,7 @@ from tests.support.checkout import CHECKOUT
 _RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 
+_LOOKS = 3  # for a machine without other load, before each arm
 _WITH_PREFECT = "abdhij"  # figures that need a flow run
 _WITH_ORBIT = "abh"  # figures whose peers have an environment of their own
 
@@ -157,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=plan.rounds,
             peers=not options.no_peers,
             profile=options.profile,
+            patience=0 if options.trial else _LOOKS,
         )
         if set(options.only) & set(_WITH_PREFECT):
             _warm_prefect(bench, plan)
@@ -165,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
+    machine = f"{machine} {bench.load_words()}".strip()
     sys.stdout.write(f"{machine}\n\n{as_markdown(bench.figures)}\n")
     sys.stdout.writelines(f"- {note}\n" for note in bench.notes)
     if options.output:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.environments import Baton, peer_command
+from tests.benchmarks.machine import busy_cores
 from tests.benchmarks.process import Arm, ArmFailed, Trace, Until, until_step
 from tests.benchmarks.table import Figure
 from tests.benchmarks.turns import by_turns
 from tests.benchmarks.workloads import Training, Workload, peer_settings, write_examples, write_run_file
 
 _ROW_SECONDS, _TURN_SECONDS = 1.0, 2.0
+MOST_LOAD = 0.3  # cores that others may use when an arm starts
+_LOOK_SECONDS, _PAUSE_SECONDS = 1.0, 9.0
 # No arm reaches it.
 FAR_STEPS = 1_000_000
 _PEERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -45,6 +48,8 @@ class Bench:
         rounds: how often every arm runs.
         peers: whether the peers run too.
         profile: whether processor seconds are taken by thread.
+        patience: how often an arm looks for a machine without other load before it starts; 0: it does not look.
+        loads: other load in cores when each arm started.
         figures: what was found.
         notes: what was found besides figures.
     """
@@ -55,6 +60,8 @@ class Bench:
     rounds: int
     peers: bool = True
     profile: bool = False
+    patience: int = 0
+    loads: list[float] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _step_seconds: dict[str, float] = field(default_factory=dict)
@@ -75,6 +82,25 @@ class Bench:
         if values:
             self.figures.append(Figure(group=group, name=name, values=tuple(values), **more))
             self.say("    " + "  ".join(self.figures[-1].words()))
+
+    def _wait_until_quiet(self) -> None:
+        for look in range(self.patience):
+            if look:
+                self.say(f"  waits: others use {self.loads.pop():.1f} cores")
+                time.sleep(_PAUSE_SECONDS)
+            self.loads.append(busy_cores(_LOOK_SECONDS))
+            if self.loads[-1] <= MOST_LOAD:
+                return
+
+    def load_words(self) -> str:
+        """The other load of all starts; empty if no arm looked for it."""
+        if not self.loads:
+            return ""
+        above = sum(load > MOST_LOAD for load in self.loads)
+        return (
+            f"Other load at {len(self.loads)} starts, in cores: median {statistics.median(self.loads):.2f}, most "
+            f"{max(self.loads):.2f}; above {MOST_LOAD} at {above}."
+        )
 
     def fresh(self) -> Path:
         """A new empty folder."""
@@ -127,6 +153,7 @@ class Bench:
 
     def run(self, arm: Arm, until: Until | None = None, *, keep: bool = False) -> Trace | None:
         """Run an arm and remove its folder; an arm that fails is noted, and gives None."""
+        self._wait_until_quiet()
         try:
             trace = arm.run(until, names=arm.folder / _THREADS if self.profile else None)
         except ArmFailed as fault:
@@ -174,6 +201,7 @@ class Bench:
         found = []
         for number in range(self.rounds if rounds is None else rounds):
             fresh = {name: arm() for name, arm in arms.items()}
+            self._wait_until_quiet()
             try:
                 found.append(by_turns(fresh, turns=turns, rows=rows))
             except ArmFailed as fault:

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def machine_words() -> str:
         f"Python {platform.python_version()}, {', '.join(_versions())}; commit {_commit()}; "
         f"load average at the start {load:.1f}."
     )
+
+
+def busy_cores(seconds: float) -> float:
+    """How many cores work, for anybody, over some seconds: while no arm runs, that is other load."""
+    before = _busy_seconds()
+    time.sleep(seconds)
+    return (_busy_seconds() - before) / seconds
+
+
+def _busy_seconds() -> float:
+    """Processor seconds of all cores since the start that were neither idle nor waited for a disk."""
+    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    user, nice, system, _idle, _wait, interrupts, soft, stolen, *_ = map(int, first.split()[1:])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def _versions() -> list[str]:

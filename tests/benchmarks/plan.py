@@ -78,9 +78,7 @@ class Plan:
 WHOLE = Plan(
     rounds=3,
     walls=(
-        WallClock(workload=TRANSFORMER_250MB, interval=7, seconds=42, rounds=3, peer_rounds=3),
-        WallClock(workload=TRANSFORMER_250MB, interval=30, seconds=60, rounds=2, peer_rounds=2),
-        WallClock(workload=TRANSFORMER_250MB, interval=60, seconds=60, rounds=1, peer_rounds=1),
+        WallClock(workload=TRANSFORMER_250MB, interval=7, seconds=42, rounds=3, peer_rounds=3, derive=(30, 60)),
         WallClock(workload=TRANSFORMER_1GB, interval=20, seconds=40, rounds=1, peer_rounds=1),
     ),
 )

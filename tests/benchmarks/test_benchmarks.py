@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.benchmarks.bench import Bench
 from tests.benchmarks.environments import Baton
 from tests.benchmarks.figures.borders import stalls_of
 from tests.benchmarks.figures.wall_clock import PLAIN, wall_clock
-from tests.benchmarks.machine import machine_words
+from tests.benchmarks.machine import busy_cores, machine_words
 from tests.benchmarks.plan import Plan, WallClock
 from tests.benchmarks.proc_files import ThreadProfile
 from tests.benchmarks.process import Arm, ArmFailed, Trace, until_step
@@ -174,6 +176,34 @@ def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Baton, "run", Baton.without_prefect)
     wall = sys.modules[wall_clock.__module__]
     monkeypatch.setattr(wall, "PEERS", tuple(name for name in wall.PEERS if name != "Orbit"))  # from the network
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept"), [([0.1, 9], [0.1]), ([1, 0.2, 9], [0.2]), ([1, 2, 3, 9], [3])], ids=["quiet", "soon", "busy"]
+)
+def test_an_arm_waits_for_a_quiet_machine_a_while(
+    seen: list[float], kept: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, loads = sys.modules[Bench.__module__], iter(seen)
+    monkeypatch.setattr(module, "busy_cores", lambda _seconds: next(loads))
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0)
+    bench = Bench(folder=tmp_path, batons=[], peer_python=sys.executable, rounds=1, patience=3)
+    bench.run(arm(bench.fresh(), "print('step 1/1')"), until_step(1))
+    assert bench.loads == kept
+    assert f"above 0.3 at {int(kept[0] > 0.3)}." in bench.load_words()
+
+
+def test_a_busy_core_is_seen() -> None:
+    until = time.monotonic() + 0.5
+
+    def work() -> None:
+        while time.monotonic() < until:
+            pass
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert busy_cores(0.5) > 0.1  # others may use the cores too
+    worker.join()
 
 
 @pytest.mark.slow
