@@ -2,7 +2,7 @@
 
 Import it before anything else that registers functions with `atexit`: what registers first is called last, and the
 last function here ends the process at once, because the machine may disappear within seconds. Python's own teardown
-takes seconds to free TensorFlow's memory, and 0.3 s Prefect's modules, which the kernel frees anyway.
+takes seconds to free TensorFlow's memory, and tenths of one for Prefect's modules; the kernel frees them anyway.
 """
 
 import atexit

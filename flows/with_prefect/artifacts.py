@@ -385,8 +385,8 @@ class ArtifactPublisher:
             self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
         if self._store is not None:
             self._mark("progress", "commits")  # the state of a continued run
-            # The copied context holds Prefect's settings; to change one takes Prefect 0.05 s. A daemon thread, so that
-            # it never delays the exit.
+            # No request of the thread is retried. The setting is changed once, in its copy of the context: that takes
+            # Prefect 0.05 s. A daemon thread never delays the exit.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
                 work = contextvars.copy_context().run
             self._thread = threading.Thread(target=work, args=(self._work,), name="baton-artifacts", daemon=True)

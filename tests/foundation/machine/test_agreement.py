@@ -1,7 +1,6 @@
 """Hosts that meet over real sockets, each in a thread: all go on, or all end with the same error."""
 
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -11,9 +10,10 @@ import pytest
 
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
-from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, meet
+from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, _send, meet
 from tasks.foundation.machine.cluster import Cluster
 from tasks.foundation.machine.host_link import HostLink
+from tests.support.watching import wait_until
 from tests.support.worker_processes import free_addresses
 
 LONG = Patience(connect=60, misled=30, idle=30)
@@ -183,13 +183,15 @@ def test_a_name_may_lead_elsewhere_for_a_while(hosts: Hosts) -> None:
 def connected(address: str) -> socket.socket:
     """A connection to a host that may not listen yet."""
     host, _, port = address.rpartition(":")
-    until = time.monotonic() + 60
-    while True:
-        try:
-            return socket.create_connection((host, int(port)), timeout=60)
-        except ConnectionRefusedError:
-            if time.monotonic() > until:
-                raise
+    made: list[socket.socket] = []
+
+    def listens() -> bool:
+        with suppress(ConnectionRefusedError):
+            made.append(socket.create_connection((host, int(port)), timeout=60))
+        return bool(made)
+
+    wait_until(listens)
+    return made[0]
 
 
 STRANGERS: dict[str, Callable[[socket.socket], object]] = {
@@ -238,6 +240,5 @@ def test_a_host_that_found_a_fault_and_ended_is_not_waited_for(hosts: Hosts) -> 
     hello = Hello(host=1, to=0, addresses=tuple(addresses), process="p", where="there", outcome="admitted")
     with connected(addresses[0]) as other:
         for message in (hello, Verdict(error=ErrorReport.of(fault))):
-            data = message.model_dump_json().encode()
-            other.sendall(b"baton hosts\n" + len(data).to_bytes(4) + data)
+            _send(other, message.model_dump_json().encode())
         assert str(refused(chief)) == str(fault)
