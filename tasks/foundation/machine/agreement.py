@@ -5,8 +5,9 @@ in TensorFlow, without an end. So all of them meet first, at their addresses in 
 and connects to the chief's address, and the chief connects to the address of each. The two *hellos* of a connection say
 who is at its ends. So a doubled index, a second chief, a list of other addresses and an address that leads elsewhere
 are found by those who can know, and a host that has refused says why. The chief decides, and tells all hosts the same:
-go on, or end with this error. A host that comes late is told as well. One that does not come at all is named from time
-to time, and has `accelerator.connect_seconds`.
+go on, or end with this error. Before they go on it asks each: its answer is a fault that it has found meanwhile, or the
+promise to do as the chief says. A host that comes late is told as well. One that does not come at all is named from
+time to time, and has `accelerator.connect_seconds`.
 
 Anybody can connect to a port. What does not begin as a hello is closed and forgotten; a hello is bounded in bytes and
 seconds. The connection from each host to the chief stays open as the `HostLink`. The ports are free again when the
@@ -82,7 +83,10 @@ class Hello(Contract):
 
 
 class Verdict(Contract):
-    """What the chief tells a host: to go on with these outcomes of the hosts, or to end with an error."""
+    """What the chief tells a host: to go on with these outcomes of the hosts, or to end with an error.
+
+    The chief asks with what it is about to tell. A host answers with the fault that it has found, or with none.
+    """
 
     error: ErrorReport | None = None
     outcomes: tuple[Outcome, ...] = ()
@@ -222,25 +226,18 @@ class _Meeting:
             verdict = self._problem()
             missing = [other for other in self._others if not (other in self._joined and other in self._reached)]
             if verdict is None and not missing:
-                return self._go_on()
+                try:
+                    if (met := self._go_on()) is not None:
+                        return met
+                except BatonError as fault:
+                    verdict = fault
+                continue
             if verdict is None and self._leaves_idle():
                 return None, (self._outcome,)
             if verdict is None and self._waited() > self._patience.connect:
                 verdict = self._missing_error(missing)
             self._tell_of(missing)
-        until = self._began + self._patience.connect
-        if self._is_wrong:  # not every host of a wrong list need exist
-            until = min(until, time.monotonic() + self._patience.misled)
-        self._next_note = time.monotonic() + min(self._patience.first_note, _SOON_SECONDS)
-        self._refusal = verdict  # in every hello from now on
-        self._tell(verdict)
-        for other in self._others:
-            if other not in self._told:
-                self._dial_again(other)
-        while (untold := [other for other in self._others if other not in self._told]) and time.monotonic() < until:
-            self._tell_of(untold, of_verdict=verdict)
-            self._problem()  # only the first one counts
-            self._tell(verdict)
+        self._tell_all(verdict)
         raise verdict
 
     def as_other(self) -> Met:
@@ -390,8 +387,22 @@ class _Meeting:
 
     # What the chief does.
 
-    def _go_on(self) -> Met:
+    def _go_on(self) -> Met | None:
+        """Go on with all hosts, if each still does; None if one has ended, and is waited for again.
+
+        Raises:
+            BatonError: what a host has found, and ends with.
+        """
         outcomes = (self._outcome, *(self._joined[other].hello.outcome for other in sorted(self._joined)))
+        until = time.monotonic() + _HELLO_SECONDS
+        for each in self._joined.values():
+            self._say(each.connection, Verdict(outcomes=outcomes))
+        for other in list(self._joined):
+            self._hear(other, until)
+        if len(self._joined) < len(self._others):
+            for other in list(self._joined):  # they come again
+                self._forget(other)
+            return None
         connections = {other: each.connection for other, each in self._joined.items()}
         for connection in connections.values():
             self._say(connection, Verdict(outcomes=outcomes))
@@ -438,23 +449,45 @@ class _Meeting:
             BatonError: what a host has found, and ends with.
         """
         for other, each in list(self._joined.items()):
-            if _peek(each.connection) is None:
-                continue
-            try:
-                found = Verdict.model_validate_json(_receive(each.connection, time.monotonic() + _HELLO_SECONDS))
-            except (OSError, ValueError):
-                found = Verdict()
+            if _peek(each.connection) is not None:
+                self._hear(other, time.monotonic() + _HELLO_SECONDS)
+
+    def _hear(self, other: int, until: float) -> None:
+        try:
+            found = Verdict.model_validate_json(_receive(self._joined[other].connection, until)).error
+        except (OSError, ValueError):
+            self._forget(other)
+            return
+        if found is not None:  # a fault of the list; its own refusal came with its hello
+            self._is_wrong = True
+            self._told.add(other)
             self._drop(self._joined.pop(other).connection)
-            if found.error is not None:  # a fault of the list; its own refusal came with its hello
-                self._is_wrong = True
-                self._told.add(other)
-                raise found.error.to_error()
-            self._dial_again(other)
+            raise found.to_error()
+
+    def _forget(self, other: int) -> None:
+        self._drop(self._joined.pop(other).connection)
+        self._dial_again(other)
 
     def _dial_again(self, other: int) -> None:
         if other in self._reached:
             del self._reached[other]
             self._dial(other)
+
+    def _tell_all(self, verdict: BatonError) -> None:
+        """Tell every host, also one that is not here yet, as long as it has its time."""
+        until = self._began + self._patience.connect
+        if self._is_wrong:  # not every host of a wrong list need exist
+            until = min(until, time.monotonic() + self._patience.misled)
+        self._next_note = time.monotonic() + min(self._patience.first_note, _SOON_SECONDS)
+        self._refusal = verdict  # in every hello from now on
+        self._tell(verdict)
+        for other in self._others:
+            if other not in self._told:
+                self._dial_again(other)
+        while (untold := [other for other in self._others if other not in self._told]) and time.monotonic() < until:
+            self._tell_of(untold, of_verdict=verdict)
+            self._problem()  # only the first one counts
+            self._tell(verdict)
 
     def _tell(self, verdict: BatonError) -> None:
         """Tell the hosts that are here, and close their connections."""
@@ -476,12 +509,17 @@ class _Meeting:
         if chief is None or _peek(chief.connection) is None:
             return None
         try:
-            return Verdict.model_validate_json(_receive(chief.connection, time.monotonic() + _HELLO_SECONDS))
+            verdict = Verdict.model_validate_json(_receive(chief.connection, time.monotonic() + _HELLO_SECONDS))
+            if verdict.error is None:  # it asks
+                _send(chief.connection, Verdict().model_dump_json().encode())
+                until = time.monotonic() + 2 * _HELLO_SECONDS  # other hosts have half of it to answer
+                verdict = Verdict.model_validate_json(_receive(chief.connection, until))
         except (OSError, ValueError):
             self._drop(self._joined.pop(0).connection)
             self._chief = None
             self._dial(0)
             return None
+        return verdict
 
     # What the threads do.
 

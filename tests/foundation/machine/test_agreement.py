@@ -1,6 +1,7 @@
 """Hosts that meet over real sockets, each in a thread: all go on, or all end with the same error."""
 
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -10,7 +11,7 @@ import pytest
 
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
-from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, _send, meet
+from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, _hello_from, _receive, _send, meet
 from tasks.foundation.machine.cluster import Cluster
 from tasks.foundation.machine.host_link import HostLink
 from tests.support.watching import wait_until
@@ -242,3 +243,30 @@ def test_a_host_that_found_a_fault_and_ended_is_not_waited_for(hosts: Hosts) -> 
         for message in (hello, Verdict(error=ErrorReport.of(fault))):
             _send(other, message.model_dump_json().encode())
         assert str(refused(chief)) == str(fault)
+
+
+@pytest.mark.parametrize("ends", ["with a fault", "without a word"])
+def test_a_host_that_ends_when_the_chief_has_all_hosts(hosts: Hosts, ends: str) -> None:
+    """What it finds then, such as another chief, ends all; who has just died is waited for again."""
+    addresses = free_addresses(3)
+    fault = AcceleratorError("two processes are host 0")
+    hello = Hello(host=1, to=0, addresses=tuple(addresses), process="p", where="there", outcome="admitted")
+    all_hosts = [hosts.start(addresses, host) for host in (0, 2)]
+    with (
+        socket.create_server(("127.0.0.1", int(addresses[1].rpartition(":")[2]))) as listener,
+        connected(addresses[0]) as other,
+        listener.accept()[0] as reached,
+    ):
+        _send(other, hello.model_dump_json().encode())
+        _hello_from(reached, is_answer=False)
+        _send(reached, hello.model_copy(update={"is_answer": True}).model_dump_json().encode())
+        until = time.monotonic() + 60
+        _receive(other, until)  # the chief's hello
+        asked = Verdict.model_validate_json(_receive(other, until))
+        assert (asked.outcomes, asked.error) == (("admitted",) * 3, None)
+        if ends == "with a fault":
+            _send(other, Verdict(error=ErrorReport.of(fault)).model_dump_json().encode())
+            assert str(refused(*all_hosts)) == str(fault)
+    if ends == "without a word":
+        for link in linked(*all_hosts, hosts.start(addresses, 1), outcomes=("admitted",) * 3):
+            link.close()
