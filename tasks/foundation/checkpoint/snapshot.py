@@ -29,6 +29,8 @@ _COPY_BYTES = 8 << 20
 _MOST_THREADS = 4
 # What the state of callbacks may take, whose size is known when it is read.
 _SPARE_BYTES = 1 << 20
+# Steps of models below wait for no page tables.
+_LARGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,8 @@ def reserve_memory(state: TrainState) -> None:
     sizes = {OBJECT_GRAPH: len(graph), **shares.sizes}
     files = layout.files_of[shares.host]
     mine = [(location, sizes[key]) for key, location in layout.locations.items() if location.shard in files]
-    state.page_buffer.reserve(sum(map(_in_pages, _shard_sizes(mine, files))) + _SPARE_BYTES)
+    size = sum(map(_in_pages, _shard_sizes(mine, files))) + _SPARE_BYTES
+    state.page_buffer.reserve(size, huge_pages=state.host_values.on_host and size >= _LARGE_BYTES)
 
 
 def _layout(state: TrainState, sizes: Mapping[str, int], graph_bytes: int) -> FileLayout:

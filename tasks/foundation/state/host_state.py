@@ -6,15 +6,18 @@ belongs to the same model. Values of type bytes, such as the numbers of large ar
 after one zero byte, which JSON never has. The text has their places.
 
 A snapshot reads all variables at once (`HostValues`), and copies them into memory that is kept from one to the next
-(`PageBuffer`).
+(`PageBuffer`). While that is got ready, so are huge pages for what TensorFlow has allocated (`use_huge_pages`).
 """
 
+import ctypes
 import json
 import mmap
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -104,6 +107,9 @@ def _uint8(data: bytes) -> Any:
 class HostValues:
     """Reads the variables of a train state.
 
+    Attributes:
+        on_host: whether they are in this process's own memory, and a CPU trains.
+
     Args:
         saved: key to variable; of a distributed one the first component is read.
         io_device: the device whose memory belongs to this process; None if the variables' host is this one.
@@ -112,7 +118,7 @@ class HostValues:
     def __init__(self, saved: Mapping[str, Any], io_device: str | None) -> None:
         self._variables = {key: components(variable)[0] for key, variable in saved.items()}
         self._io_device = io_device
-        self._on_host = io_device is None and all(map(_is_on_cpu, self._variables.values()))
+        self.on_host = io_device is None and all(map(_is_on_cpu, self._variables.values()))
         self._fetched: dict[tuple[str, ...], Any] = {}
 
     def names(self) -> dict[str, str]:
@@ -127,7 +133,7 @@ class HostValues:
         """
         values: Iterable[Any]
         variables = [self._variables[key] for key in keys]
-        if self._on_host:
+        if self.on_host:
             values = map(_read, variables)
         elif self._io_device is None:
             traced = self._fetched.get(tuple(keys))
@@ -164,6 +170,13 @@ _PAGE_BYTES: Final = 2 << 20
 _MADV_POPULATE_WRITE: Final = 23
 # Filled in at a time: a few milliseconds, in which no other Python thread runs.
 _PART_BYTES: Final = 8 << 20
+# Linux 6.1 and later: put pages on a huge page now.
+_MADV_COLLAPSE: Final = 25
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# A mapping of /proc/self/smaps that is private, writable and no file's, and its bytes in memory.
+_ALLOCATED: Final = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ 00:00 0 *(?:\[heap\])?\n(?:.*\n)*?Rss: +([0-9]+) kB", re.MULTILINE
+)
 
 
 class PageBuffer:
@@ -181,8 +194,12 @@ class PageBuffer:
         """Bytes that are kept."""
         return 0 if self._area is None else len(self._area)
 
-    def reserve(self, size: int) -> threading.Thread | None:
+    def reserve(self, size: int, *, huge_pages: bool = False) -> threading.Thread | None:
         """Get memory for a copy of `size` bytes ready beside other work, if there is none yet.
+
+        Args:
+            size: of the copy, in bytes.
+            huge_pages: whether to get them for what the process has allocated as well (`use_huge_pages`).
 
         Returns:
             The thread that does it; None if there is memory already.
@@ -191,7 +208,9 @@ class PageBuffer:
             return None
         self._area = _new_area(size)
         # Nothing depends on it: memory that is not ready in time is made ready by the copy.
-        thread = threading.Thread(target=_populate, args=(self._area,), name="baton-page-buffer", daemon=True)
+        thread = threading.Thread(
+            target=_get_ready, args=(self._area, huge_pages), name="baton-page-buffer", daemon=True
+        )
         thread.start()
         return thread
 
@@ -221,7 +240,42 @@ def _new_area(size: int) -> mmap.mmap:
     return area
 
 
-def _populate(area: mmap.mmap) -> None:
+def _get_ready(area: mmap.mmap, huge_pages: bool) -> None:
     with suppress(OSError):  # an older kernel
         for begin in range(0, len(area), _PART_BYTES):
             area.madvise(_MADV_POPULATE_WRITE, begin, min(_PART_BYTES, len(area) - begin))
+    if huge_pages:
+        use_huge_pages()
+
+
+def use_huge_pages() -> int:
+    """Put what this process has allocated on huge pages, where Linux gives them to who asks for them, as by default.
+
+    TensorFlow does not ask. With pages of 4 KiB, operations on large tensors wait for page tables: of a step with
+    250 MB of state, sums, square roots and products take a tenth longer, and the step 1.5 to 2 %. Call it when a step
+    has been trained, beside the training; contents stay as they are. Moving a GB takes 2 s of one processor, and the
+    longest stop of a thread that touches a page on its way is some milliseconds.
+
+    Returns:
+        The bytes that are on huge pages now; 0 if the system gives none, or all without being asked.
+    """
+    try:
+        if "[madvise]" not in _HUGE_PAGES.read_text():
+            return 0
+        mappings = _ALLOCATED.findall(Path("/proc/self/smaps").read_text())
+    except OSError:  # another system than Linux
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
+    moved = 0
+    for *ends, resident in mappings:
+        begin, end = (int(text, 16) for text in ends)
+        # Stacks of threads and what is allocated ahead are nearly empty, and a huge page would be used up by them.
+        if (end - begin) * 3 > int(resident) * 1024 * 4:
+            continue
+        begin, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
+        if begin < end and madvise(begin, end - begin, mmap.MADV_HUGEPAGE) == 0:
+            # A part that cannot be moved, or is gone, is left: an older kernel moves it in the course of hours.
+            parts = range(begin, end, _PAGE_BYTES)
+            moved += _PAGE_BYTES * sum(madvise(part, _PAGE_BYTES, _MADV_COLLAPSE) == 0 for part in parts)
+    return moved

@@ -131,6 +131,16 @@ def test_first_snapshot_uses_the_reserved_memory(callbacks: bool) -> None:
     assert address(taken(state)) == np.frombuffer(reserved, np.uint8).ctypes.data
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_model_gets_huge_pages(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, asked = train_state(SGD(0.1)), []
+    monkeypatch.setattr(state.page_buffer, "reserve", lambda _size, *, huge_pages: asked.append(huge_pages))
+    if large:
+        monkeypatch.setattr("tasks.foundation.checkpoint.snapshot._LARGE_BYTES", 1 << 20)
+    reserve_memory(state)
+    assert asked == [large]
+
+
 def test_nothing_of_an_earlier_snapshot_remains(staging_home: LocalStorage) -> None:
     """The host state has another size at each step, so the values after it move."""
     state = train_state(SGD(0.1), callbacks=True)
