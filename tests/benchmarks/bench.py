@@ -20,6 +20,7 @@ from tests.benchmarks.workloads import Training, Workload, peer_settings, write_
 
 _ROW_SECONDS, _TURN_SECONDS = 1.0, 2.0
 MOST_LOAD = 0.3  # cores that others may use when an arm starts
+LOOKS = 3  # for that, before each arm
 _LOOK_SECONDS, _PAUSE_SECONDS = 1.0, 9.0
 # No arm reaches it.
 FAR_STEPS = 1_000_000
@@ -83,7 +84,8 @@ class Bench:
             self.figures.append(Figure(group=group, name=name, values=tuple(values), **more))
             self.say("    " + "  ".join(self.figures[-1].words()))
 
-    def _wait_until_quiet(self) -> None:
+    def wait_until_quiet(self) -> None:
+        """Wait a while, if others use the machine."""
         for look in range(self.patience):
             if look:
                 self.say(f"  waits: others use {self.loads.pop():.1f} cores")
@@ -153,7 +155,7 @@ class Bench:
 
     def run(self, arm: Arm, until: Until | None = None, *, keep: bool = False) -> Trace | None:
         """Run an arm and remove its folder; an arm that fails is noted, and gives None."""
-        self._wait_until_quiet()
+        self.wait_until_quiet()
         try:
             trace = arm.run(until, names=arm.folder / _THREADS if self.profile else None)
         except ArmFailed as fault:
@@ -201,7 +203,7 @@ class Bench:
         found = []
         for number in range(self.rounds if rounds is None else rounds):
             fresh = {name: arm() for name, arm in arms.items()}
-            self._wait_until_quiet()
+            self.wait_until_quiet()
             try:
                 found.append(by_turns(fresh, turns=turns, rows=rows))
             except ArmFailed as fault:

@@ -21,7 +21,7 @@ from tasks.foundation.checkpoint.cadence import young_interval
 from tasks.foundation.log.attempts import Losses
 from tasks.foundation.log.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tests.benchmarks.bench import Bench
+from tests.benchmarks.bench import LOOKS, Bench
 from tests.benchmarks.environments import Baton, peer_python
 from tests.benchmarks.machine import machine_words
 from tests.benchmarks.preemptions.measure import BATON, PEERS, Measured, measure, replay_really
@@ -75,8 +75,8 @@ WHOLE = Plan(
     interval=12.0,
     short=1.5,
     rounds=5,
-    large_turns=25,
-    small_turns=10,
+    large_turns=10,
+    small_turns=4,
     lives=5,
     mean=25.0,
 )
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             peer_python=peer_python() if peers else sys.executable,
             rounds=plan.rounds,
             peers=peers,
+            patience=0 if options.trial else LOOKS,
         )
         measured = measure(
             bench, plan.large, interval=plan.interval, rows=plan.large_rows, rounds=plan.rounds, turns=plan.large_turns
@@ -178,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lives = scaled(exponential(1200, plan.lives, seed=3), mean=plan.mean, least=plan.mean / 2, most=2 * plan.mean)
         replayed = replay_really(bench, plan.small, lives, small, interval=plan.short, rows=plan.small_rows)
         same = same_bits(bench, replayed[BATON].arm)
+        machine = f"{machine} {bench.load_words()}".strip()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = document(

@@ -17,7 +17,8 @@ BATON = "Baton"
 PEERS = {"Keras BackupAndRestore": "fit, an epoch a commit", "Orbit + CheckpointManager": "Orbit"}
 _COMMITS = 4
 # Turns of five seconds: Baton's have Prefect, which is stopped with it.
-_SPEED_ROUNDS, _ROWS = 2, 2
+# Equal programs differ by 3 % from process to process: many processes, each for few turns.
+_SPEED_ROUNDS, _ROWS = 5, 2
 # Seconds of a step, a start, a commit, and until a commit is durable.
 _Round = tuple[float, float, float, float]
 
@@ -114,7 +115,9 @@ def _one_round(
     training = training_of(interval, step_seconds=step_seconds, rows=rows)
     arm = arm_of(bench, name, workload, training)
     # The row after the last commit ends what that commit costs.
+    bench.wait_until_quiet()
     done = arm.run(until_step(_COMMITS * training.commit_steps + rows))
+    bench.wait_until_quiet()
     again = arm.run(lambda trace: bool(trace.rows))
     gaps = {first: done.rows[second] - done.rows[first] for first, second in itertools.pairwise(sorted(done.rows))}
     plain = statistics.median(gap for first, gap in gaps.items() if first % training.commit_steps)
