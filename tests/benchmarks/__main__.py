@@ -57,9 +57,9 @@ def _wall_clock(bench: Bench, plan: Plan) -> None:
 
 def _speed(bench: Bench, plan: Plan) -> None:
     speed.speed(bench, plan.small, turns=plan.turns, rounds=plan.rounds)
-    # Equal programs differ by 3 % from process to process: three times the processes, each for a third of the turns.
+    # Equal programs differ by 3 % from process to process: many processes, each for few turns.
     speed.speed(bench, plan.large, turns=-(-plan.turns // 3), rounds=3 * plan.rounds)
-    speed.promises(bench, plan.large, turns=plan.turns, rounds=1)
+    speed.promises(bench, plan.large, turns=-(-plan.turns // 5), rounds=2 * plan.rounds - 1)
 
 
 def _starts(bench: Bench, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from tests.support.lab import Lab, built, in_fresh_process, spec_of
 @pytest.mark.parametrize("on_host", [True, False])
 def test_every_value_is_read(state: Any, monkeypatch: pytest.MonkeyPatch, on_host: bool) -> None:
     values = HostValues(state.saved, None)
-    monkeypatch.setattr(values, "_on_host", on_host)
+    monkeypatch.setattr(values, "on_host", on_host)
     for _ in range(2):
         found = values.read(tuple(state.saved))
         assert list(found) == list(state.saved)
@@ -44,9 +44,9 @@ def read_replicas(folder: str) -> dict[str, bool]:
                 part.assign(tf.ones_like(part) * (number + 3))
     expected = {key: getattr(item, "values", [item])[0].numpy().tobytes() for key, item in state.saved.items()}
     direct, fetched = HostValues(state.saved, None), HostValues(state.saved, None)
-    fetched._on_host = False
+    fetched.on_host = False
     return {
-        "on host": direct._on_host,
+        "on host": direct.on_host,
         "replicas": any(key.endswith("replica_1") for key in expected),
         "direct": {key: value.tobytes() for key, value in direct.read(tuple(state.saved)).items()} == expected,
         "fetched": {key: value.tobytes() for key, value in fetched.read(tuple(state.saved)).items()} == expected,
