@@ -394,9 +394,9 @@ class _Meeting:
             BatonError: what a host has found, and ends with.
         """
         outcomes = (self._outcome, *(self._joined[other].hello.outcome for other in sorted(self._joined)))
-        until = time.monotonic() + _HELLO_SECONDS
+        verdict, until = Verdict(outcomes=outcomes), time.monotonic() + _HELLO_SECONDS
         for each in self._joined.values():
-            self._say(each.connection, Verdict(outcomes=outcomes))
+            self._say(each.connection, verdict)
         for other in list(self._joined):
             self._hear(other, until)
         if len(self._joined) < len(self._others):
@@ -405,7 +405,7 @@ class _Meeting:
             return None
         connections = {other: each.connection for other, each in self._joined.items()}
         for connection in connections.values():
-            self._say(connection, Verdict(outcomes=outcomes))
+            self._say(connection, verdict)
         self._joined = {}
         self.close()
         return HostLink(0, connections), outcomes
@@ -511,7 +511,7 @@ class _Meeting:
         try:
             verdict = Verdict.model_validate_json(_receive(chief.connection, time.monotonic() + _HELLO_SECONDS))
             if verdict.error is None:  # it asks
-                _send(chief.connection, Verdict().model_dump_json().encode())
+                self._say(chief.connection, Verdict())
                 until = time.monotonic() + 2 * _HELLO_SECONDS  # other hosts have half of it to answer
                 verdict = Verdict.model_validate_json(_receive(chief.connection, until))
         except (OSError, ValueError):
