@@ -190,7 +190,7 @@ IMPORTS = imports_below("flows", "tasks")
 # What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
 # so.
 MOST_MODULES = 235
-MOST_LINES = 66_419
+MOST_LINES = 66_405
 
 
 def test_the_house_does_not_grow() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.doctor.run_file_checks import Finding, Target, scratch_folder
-from tasks.foundation.checkpoint.cadence import CommitCadence
+from tasks.foundation.checkpoint.cadence import CommitCadence, young_interval
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import CheckpointSpec
@@ -156,24 +156,9 @@ def _seconds_to_restore(
     return seconds + time.monotonic() - began
 
 
-# Below this, the other costs of a segment (a log entry, retention) dominate.
-_SHORTEST_SECONDS = 60.0
 # The configured interval passes if it costs at most this multiple of the best interval, or this share of the time.
 _TOLERATED_TIMES = 2.0
 _TOLERATED_SHARE = 0.01
-
-
-def best_interval_seconds(commit_seconds: float, hours_between: float) -> float:
-    """Return the seconds between commits that minimize the cost of lost work and commits: sqrt(2 C M).
-
-    After Young 1974, "A first order approximation to the optimum checkpoint interval". The terms that Daly 2006 adds
-    are negligible while C is far below M.
-
-    Args:
-        commit_seconds: C, what a commit takes from the training.
-        hours_between: M, mean time between preemptions.
-    """
-    return max(_SHORTEST_SECONDS, math.sqrt(2 * commit_seconds * hours_between * 3600))
 
 
 def check_preemption(
@@ -191,7 +176,7 @@ def check_preemption(
         step_seconds: assumed duration of one step; None if unknown.
         hours_between: mean time between preemptions.
     """
-    best = best_interval_seconds(cost.training_seconds, hours_between)
+    best = young_interval(cost.training_seconds, hours_between * 3600, max_overhead=run.spec.checkpoint.max_overhead)
     restart_seconds = cost.restore_seconds + start_seconds
     restoring = duration_words(cost.restore_seconds)
     text = (

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.benchmarks.preemptions.measure import BATON, Measured
-from tests.benchmarks.preemptions.page import ORACLE, Scenario, conclusion, picture
+from tests.benchmarks.preemptions.page import ORACLE, Scenario, conclusion, left_words, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_costs, goodput, oracle, replay
 
@@ -30,11 +30,11 @@ def test_causes_add_up_and_nobody_beats_the_oracle(
     up_times: list[float], of: Costs, interval: float, notice: float
 ) -> None:
     found, best = replay(up_times, of, lambda *_: interval, notice=notice), oracle(up_times, of)
-    assert found.total == pytest.approx(sum(up_times))
+    assert found.total + found.left == pytest.approx(sum(up_times))
     assert best.total == pytest.approx(sum(up_times))
     assert min(found.kept, found.lost, found.start, found.commit, found.left) >= 0
     assert found.kept <= best.kept + 1e-6
-    assert goodput(found, of) <= goodput(best, of) + 1e-9
+    assert found.kept / sum(up_times) <= goodput(best, of) + 1e-9
 
 
 @given(up_times=UP_TIMES, of=costs(), other=costs(), interval=INTERVALS)
@@ -89,7 +89,7 @@ def test_picture_has_bars_as_long_as_the_times() -> None:
     scenario = Scenario(schedule=schedule, notice=0.0, seconds=seconds, measured={BATON: measured})
     drawn = ET.fromstring(picture([scenario]))  # noqa: S314 - the test made it
     widths = [float(each.get("width", 0)) for each in drawn.iter() if each.get("height") == "16"]
-    assert widths == [320, 0, 0, 0, 0, 160, 0, 53.3, 106.7, 0]
+    assert widths == [320, 0, 0, 0, 160, 0, 53.3, 106.7]
     assert {"<weekly>, no notice", "100%", "50%", ORACLE, BATON} <= set(drawn.itertext())
 
 
@@ -111,6 +111,21 @@ def test_page_begins_with_what_its_table_says() -> None:
     assert "1.012 to 1.012" in found
     assert "1.012 or more with notice" in found
     assert "90.0% or more of the oracle's" in found
+
+
+def test_page_says_what_a_notice_is_worth_if_its_rest_is_lost() -> None:
+    costs_ = Costs(start=1, commit=1, durable=1)
+    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
+    seconds = {ORACLE: Seconds(kept=100), BATON: Seconds(kept=90, left=20), "Orbit": Seconds(kept=75, lost=25)}
+    each = Scenario(
+        schedule=Schedule(name="x", up_times=(100.0,)),
+        notice=30.0,
+        seconds=seconds,
+        measured=dict.fromkeys((BATON, "Orbit"), measured),
+    )
+    assert each.goodput(BATON) == 1
+    assert each.over_peer_if_left_is_lost == pytest.approx(90 / 110 / 0.75)
+    assert "1.091 to 1.091" in left_words([each])
 
 
 def test_schedules_are_drawn_from_their_seed() -> None:

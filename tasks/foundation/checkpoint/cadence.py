@@ -14,8 +14,9 @@ from typing import Final
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.log.attempts import Losses
 
-# Below this, what does not depend on the state's size dominates: the log entry, retention, and the files to keep.
-SHORTEST_SECONDS: Final = 60.0
+# However small the state is, a commit also costs a log entry, requests, retention, and files to keep. With the losses
+# that a run begins with, one in four hours, it makes the shortest interval a minute.
+LEAST_COST_SECONDS: Final = 0.125
 # Until a commit has been measured. Copying, digest and writing take about 1 s of a processor for each GB.
 _PRIOR_SECONDS_PER_BYTE: Final = 2e-9
 
@@ -24,12 +25,12 @@ def young_interval(cost_seconds: float, between_seconds: float, *, max_overhead:
     """The best time between two commits, in seconds, and never so short that commits cost more than allowed.
 
     Args:
-        cost_seconds: what a commit takes from the training; at least 0.
+        cost_seconds: what a commit takes from the training; at least 0, and counted as `LEAST_COST_SECONDS` if less.
         between_seconds: mean time between losses; more than 0.
         max_overhead: the largest share of the time that commits may cost, in (0, 1].
     """
-    best = math.sqrt(2 * cost_seconds * between_seconds)
-    return max(SHORTEST_SECONDS, best, cost_seconds / max_overhead)
+    cost = max(cost_seconds, LEAST_COST_SECONDS)
+    return max(math.sqrt(2 * cost * between_seconds), cost / max_overhead)
 
 
 class CommitCadence:

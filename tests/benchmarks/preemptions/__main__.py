@@ -101,7 +101,8 @@ def simulate(schedule: Schedule, notice: float, measured: dict[str, Measured]) -
 
     def adaptive(losses: int, seconds: float) -> float:
         between = Losses(count=losses, seconds=seconds).mean_seconds
-        return young_interval(ours.commit, between, max_overhead=_MAX_OVERHEAD)
+        # Baton counts the processors' time of a save as well, which is at most the time until it is durable.
+        return young_interval(ours.durable, between, max_overhead=_MAX_OVERHEAD)
 
     fastest = fastest_costs([each.costs for each in measured.values()])
     seconds = {

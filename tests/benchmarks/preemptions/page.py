@@ -11,13 +11,12 @@ from tests.benchmarks.preemptions.simulation import Seconds, goodput
 
 ORACLE = "oracle"
 _RARE = 2800.0  # seconds; a mean of 50 minutes, as drawn
-_CAUSES = {"kept": "#2f7d4f", "commit": "#e0a526", "start": "#7a8fa6", "lost": "#b5413b", "left": "#d9d9d9"}
+_CAUSES = {"kept": "#2f7d4f", "commit": "#e0a526", "start": "#7a8fa6", "lost": "#b5413b"}
 _LABELS = {
     "kept": "training that is kept",
     "commit": "commits",
     "start": "starts",
     "lost": "training that is lost",
-    "left": "left of the notice",
 }
 # Of the picture: panels beside each other, and pixels.
 _COLUMNS, _PANEL, _NAMES, _ROW, _GAP = 2, 320, 300, 20, 24
@@ -51,6 +50,12 @@ class Scenario:
         return goodput(self.seconds[name], self.measured[name.split(",", maxsplit=1)[0]].costs)
 
     @property
+    def over_peer_if_left_is_lost(self) -> float:
+        """Baton's goodput over the best peer's, with the rest of each notice as time in which nothing is trained."""
+        ours = self.seconds[BATON]
+        return self.goodput(BATON) * ours.total / (ours.total + ours.left) / self.best_peer
+
+    @property
     def best_peer(self) -> float:
         """The best of the peers, at whatever interval; NaN without peers."""
         return max((self.goodput(name) for name in self.seconds if name not in {ORACLE, BATON}), default=math.nan)
@@ -82,6 +87,15 @@ def conclusion(scenarios: Sequence[Scenario]) -> str:
         f"interval (goal: 1.00), {min(noticed, default=math.nan):.3f} or more with notice (goal: 1.02), and "
         f"{min(rare, default=math.nan):.1%} or more of the oracle's where machines live 50 minutes and more "
         "(goal: 97 %).**\n"
+    )
+
+
+def left_words(scenarios: Sequence[Scenario]) -> str:
+    """What the notice is worth if the next machine comes only when the old one is lost, as Markdown."""
+    lost = [each.over_peer_if_left_is_lost for each in scenarios if each.notice]
+    return (
+        "If the next machine came only when the old one is lost, Baton would keep "
+        f"{min(lost, default=math.nan):.3f} to {max(lost, default=math.nan):.3f} of the best peer's with notice.\n"
     )
 
 
@@ -193,8 +207,10 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             "machine is lost: it has the lowest costs of all, and makes one commit that survives at the very moment of",
             "the loss. Baton has its default, `checkpoint.every_seconds: auto`, and learns how often it is lost.",
             "The peers commit at Young's interval for the true mean, which nobody knows beforehand, or each half hour.",
-            "On a notice Baton commits and ends; the peers do not act on it. All are started again at once.\n",
+            "On a notice Baton commits and ends; the peers do not act on it. All are started again at once when their",
+            "process ends: what is left of a notice is time of the old machine, in which the next one trains.\n",
             table(scenarios),
+            left_words(scenarios),
             "![Where the time went](preemptions.svg)\n",
             "The green part is the time of steps that are kept. The number in it is the goodput, which also counts",
             "how fast the steps were.\n",

@@ -37,14 +37,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Where the time of all machines went. The causes add up to the sum of the up-times.
+    """Where the time of all machines went. The causes and what is `left` add up to the sum of the up-times.
 
     Attributes:
         kept: training that a commit holds.
         lost: training that was lost with a machine.
         start: starts.
         commit: waiting for commits.
-        left: what was left of a notice after the last commit.
+        left: what was left of a notice after the last commit. The process has ended, and the next machine trains.
     """
 
     kept: float = 0.0
@@ -58,8 +58,8 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
-        return self.kept + self.lost + self.start + self.commit + self.left
+        """All of it: from the start of each process to its end."""
+        return self.kept + self.lost + self.start + self.commit
 
 
 def replay(up_times: Sequence[float], costs: Costs, interval: Interval, *, notice: float = 0.0) -> Seconds:
@@ -126,4 +126,5 @@ def _life(up_time: float, costs: Costs, interval: float, notice: float) -> Secon
         return Seconds(kept=trained, start=costs.start, commit=waited + last - stop, left=up_time - last)
     if durable_at <= up_time:
         kept = in_flight
-    return Seconds(kept=kept, lost=trained - kept, start=costs.start, commit=waited, left=up_time - stop)
+    # A notice too short for a commit is waited for in vain.
+    return Seconds(kept=kept, lost=trained - kept, start=costs.start, commit=waited + up_time - stop)

@@ -11,7 +11,6 @@ import pytest
 from flows.doctor import cost as commit_cost
 from flows.doctor.cost import (
     CommitCost,
-    best_interval_seconds,
     check_commit,
     check_preemption,
     configured_interval_seconds,
@@ -132,14 +131,6 @@ def cost_of(commit_seconds: float, training_seconds: float | None = None) -> Com
     """The cost of a commit; in line, unless it takes less from the training."""
     taken = commit_seconds if training_seconds is None else training_seconds
     return CommitCost(commit_seconds=commit_seconds, training_seconds=taken, restore_seconds=1.0, state_bytes=1)
-
-
-@pytest.mark.parametrize(
-    ("commit_seconds", "hours", "seconds"),
-    [(8.0, 4.0, 480.0), (2.0, 1.0, 120.0), (0.01, 1.0, 60.0)],
-)
-def test_best_interval_follows_young(commit_seconds: float, hours: float, seconds: float) -> None:
-    assert best_interval_seconds(commit_seconds, hours) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

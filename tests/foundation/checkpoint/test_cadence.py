@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint.cadence import SHORTEST_SECONDS, CommitCadence, young_interval
+from tasks.foundation.checkpoint.cadence import LEAST_COST_SECONDS, CommitCadence, young_interval
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.log.attempts import PRIOR_SECONDS, Losses
 from tests.support.clock import FakeClock
@@ -26,8 +26,7 @@ def cadence_of(clock: FakeClock | None = None, state_bytes: int = GB, **spec: ob
 @given(COSTS, BETWEEN, SHARES)
 def test_commits_never_cost_more_than_allowed(cost: float, between: float, share: float) -> None:
     interval = young_interval(cost, between, max_overhead=share)
-    assert interval >= SHORTEST_SECONDS
-    assert cost / interval <= share * (1 + 1e-9)
+    assert max(cost, LEAST_COST_SECONDS) / interval <= share * (1 + 1e-9)
 
 
 @given(st.floats(0.2, 1e3), st.floats(1e4, 1e8), st.floats(0.5, 2))
@@ -36,8 +35,7 @@ def test_no_other_interval_is_cheaper(cost: float, between: float, factor: float
         return cost / interval + interval / (2 * between)
 
     best = young_interval(cost, between, max_overhead=1)
-    other = max(best * factor, SHORTEST_SECONDS)
-    assert wasted(best) <= wasted(other) * (1 + 1e-9)
+    assert wasted(best) <= wasted(best * factor) * (1 + 1e-9)
 
 
 @given(COSTS, COSTS, BETWEEN, BETWEEN, SHARES)
@@ -58,7 +56,7 @@ def test_numbers_and_null_keep_their_meaning() -> None:
 
 def test_a_short_run_sees_no_commit_more() -> None:
     small, large = cadence_of(state_bytes=1000), cadence_of(state_bytes=100 * GB)
-    assert small.interval_seconds == SHORTEST_SECONDS
+    assert small.interval_seconds == 60
     assert large.interval_seconds > 2000
 
 
@@ -91,10 +89,15 @@ def test_losses_shorten_it_and_time_without_any_lengthens_it() -> None:
     assert cadence.between_seconds == (25 * 3600 + PRIOR_SECONDS) / 10
 
 
+def test_a_small_state_is_committed_more_often_where_machines_are_lost_often() -> None:
+    assert young_interval(0.001, 20 * 60, max_overhead=0.02) == pytest.approx(math.sqrt(2 * LEAST_COST_SECONDS * 1200))
+    assert young_interval(0.001, 20, max_overhead=0.02) == LEAST_COST_SECONDS / 0.02
+
+
 def test_the_largest_share_is_of_the_run_file() -> None:
     dear = {"between": 1.0}
     for share in (0.5, 0.001):
         cadence = cadence_of(max_overhead=share)
         cadence.stalled(10.0)
         cadence.losses = Losses(count=10**6, seconds=dear["between"])
-        assert cadence.interval_seconds == max(SHORTEST_SECONDS, 10.0 / share)
+        assert cadence.interval_seconds == 10.0 / share
