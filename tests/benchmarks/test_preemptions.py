@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.benchmarks.preemptions.measure import BATON, Measured
+from tests.benchmarks.preemptions.measure import BATON, Measured, row_and_commit
 from tests.benchmarks.preemptions.page import ORACLE, Scenario, conclusion, left_words, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_costs, goodput, oracle, replay
@@ -126,6 +126,15 @@ def test_page_says_what_a_notice_is_worth_if_its_rest_is_lost() -> None:
     assert each.goodput(BATON) == 1
     assert each.over_peer_if_left_is_lost == pytest.approx(90 / 110 / 0.75)
     assert "1.091 to 1.091" in left_words([each])
+
+
+def test_a_commit_costs_what_its_rows_take_longer() -> None:
+    """Rows take 5 s; commits cost 2 s, 3 s in two rows, and a halt of the machine, as does the first row."""
+    gaps = {10: 9.0, 20: 5.0, 30: 7.0, 40: 5.0, 50: 5.0, 60: 7.0, 70: 6.0, 80: 5.0, 90: 95.0}
+    rows = {10: 100.0}
+    for step, gap in gaps.items():
+        rows[step + 10] = rows[step] + gap
+    assert row_and_commit(rows, 30) == (5.0, 3.0)
 
 
 def test_schedules_are_drawn_from_their_seed() -> None:

@@ -109,8 +109,7 @@ def _one_round(
 ) -> _Round:
     """Seconds of a step, a start, a commit, and until a commit is durable.
 
-    A step is from the median time between two rows with no commit at the first of them. What commits cost is the time
-    that all rows took longer, so that both are from one process.
+    All but the start are from one process.
     """
     training = training_of(interval, step_seconds=step_seconds, rows=rows)
     arm = arm_of(bench, name, workload, training)
@@ -119,12 +118,29 @@ def _one_round(
     done = arm.run(until_step(_COMMITS * training.commit_steps + rows))
     bench.wait_until_quiet()
     again = arm.run(lambda trace: bool(trace.rows))
-    gaps = {first: done.rows[second] - done.rows[first] for first, second in itertools.pairwise(sorted(done.rows))}
-    plain = statistics.median(gap for first, gap in gaps.items() if first % training.commit_steps)
+    plain, commit = row_and_commit(done.rows, training.commit_steps)
     step = plain / rows
-    commit = (sum(gaps.values()) - len(gaps) * plain) / _COMMITS
     lags = [at - done.rows[of] for of, at in done.commits.items() if of in done.rows]
     return step, again.first_row - rows * step, commit, statistics.median(lags)
+
+
+def row_and_commit(rows: Mapping[int, float], commit_steps: int) -> tuple[float, float]:
+    """Seconds from a row to the next, and what a commit costs.
+
+    A row is the median of those that do not follow a commit. What a commit costs is the time that the rows from it to
+    the next commit took longer: the median of all commits, so that one at which the machine halts does not decide.
+
+    Args:
+        rows: step of each row -> when it was written, in seconds.
+        commit_steps: steps between commits, each at a row. The last commit has at least one row after it.
+    """
+    gaps = {first: rows[second] - rows[first] for first, second in itertools.pairwise(sorted(rows))}
+    plain = statistics.median(gap for first, gap in gaps.items() if first % commit_steps)
+    longer: dict[int, float] = {}
+    for first, gap in gaps.items():
+        if first >= commit_steps:
+            longer[first // commit_steps] = longer.get(first // commit_steps, 0.0) + gap - plain
+    return plain, statistics.median(longer.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
