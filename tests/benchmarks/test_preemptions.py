@@ -16,6 +16,9 @@ from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_cost
 SECONDS = st.floats(0, 500)
 UP_TIMES = st.lists(st.floats(0.1, 5000), min_size=1, max_size=8)
 INTERVALS = st.floats(1, 2000)
+MEASURED = Measured(
+    costs=Costs(start=1, commit=1, durable=1), step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,)
+)
 
 
 @st.composite
@@ -83,10 +86,8 @@ def test_interval_follows_what_came_before() -> None:
 
 def test_picture_has_bars_as_long_as_the_times() -> None:
     seconds = {ORACLE: Seconds(kept=60), BATON: Seconds(kept=30, lost=20, start=10)}
-    costs_ = Costs(start=1, commit=1, durable=1)
-    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
     schedule = Schedule(name="<weekly>", up_times=(60.0,))
-    scenario = Scenario(schedule=schedule, notice=0.0, seconds=seconds, measured={BATON: measured})
+    scenario = Scenario(schedule=schedule, notice=0.0, seconds=seconds, measured={BATON: MEASURED})
     drawn = ET.fromstring(picture([scenario]))  # noqa: S314 - the test made it
     widths = [float(each.get("width", 0)) for each in drawn.iter() if each.get("height") == "16"]
     assert widths == [320, 0, 0, 0, 160, 0, 53.3, 106.7]
@@ -94,8 +95,6 @@ def test_picture_has_bars_as_long_as_the_times() -> None:
 
 
 def test_page_begins_with_what_its_table_says() -> None:
-    costs_ = Costs(start=1, commit=1, durable=1)
-    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
     kept = {ORACLE: 90, BATON: 81, "Orbit, best interval": 80, "Orbit, each half hour": 20}
     seconds = {name: Seconds(kept=each, lost=100 - each) for name, each in kept.items()}
     scenarios = [
@@ -103,7 +102,7 @@ def test_page_begins_with_what_its_table_says() -> None:
             schedule=exponential(mean, 400),
             notice=notice,
             seconds=seconds,
-            measured=dict.fromkeys((BATON, "Orbit"), measured),
+            measured=dict.fromkeys((BATON, "Orbit"), MEASURED),
         )
         for mean, notice in ((1200, 0.0), (3000, 30.0))
     ]
@@ -114,14 +113,12 @@ def test_page_begins_with_what_its_table_says() -> None:
 
 
 def test_page_says_what_a_notice_is_worth_if_its_rest_is_lost() -> None:
-    costs_ = Costs(start=1, commit=1, durable=1)
-    measured = Measured(costs=costs_, step_seconds=1.0, starts=(1.0,), commits=(1.0,), speeds=(1.0,))
     seconds = {ORACLE: Seconds(kept=100), BATON: Seconds(kept=90, left=20), "Orbit": Seconds(kept=75, lost=25)}
     each = Scenario(
         schedule=Schedule(name="x", up_times=(100.0,)),
         notice=30.0,
         seconds=seconds,
-        measured=dict.fromkeys((BATON, "Orbit"), measured),
+        measured=dict.fromkeys((BATON, "Orbit"), MEASURED),
     )
     assert each.goodput(BATON) == 1
     assert each.over_peer_if_left_is_lost == pytest.approx(90 / 110 / 0.75)

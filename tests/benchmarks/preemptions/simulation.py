@@ -126,5 +126,5 @@ def _life(up_time: float, costs: Costs, interval: float, notice: float) -> Secon
         return Seconds(kept=trained, start=costs.start, commit=waited + last - stop, left=up_time - last)
     if durable_at <= up_time:
         kept = in_flight
-    # A notice too short for a commit is waited for in vain.
+    # If a notice is too short for a commit, the process waits until the machine is lost.
     return Seconds(kept=kept, lost=trained - kept, start=costs.start, commit=waited + up_time - stop)
