@@ -1,6 +1,7 @@
 """The replay of losses: its sums, its order, and its schedules."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.benchmarks.preemptions.measure import BATON, Measured, row_and_commit
-from tests.benchmarks.preemptions.page import ORACLE, Scenario, conclusion, left_words, picture
+from tests.benchmarks.preemptions.measure import BATON, Measured, row_and_commit, with_whole_commits
+from tests.benchmarks.preemptions.page import ORACLE, Scenario, bound_words, conclusion, left_words, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_costs, goodput, oracle, replay
 
@@ -110,6 +111,16 @@ def test_page_begins_with_what_its_table_says() -> None:
     assert "1.012 to 1.012" in found
     assert "1.012 or more with notice" in found
     assert "90.0% or more of the oracle's" in found
+    assert "all the 1.00 s until it is durable, Baton would keep 1.012 to 1.012 of" in bound_words(scenarios)
+
+
+def test_bound_charges_baton_until_a_commit_is_durable() -> None:
+    costs = Costs(start=1, commit=1, durable=3, saves_on_notice=True)
+    measured = dict.fromkeys((BATON, "Orbit"), replace(MEASURED, costs=costs))
+    assert with_whole_commits(measured) == {
+        BATON: replace(MEASURED, costs=replace(costs, commit=3)),
+        "Orbit": measured["Orbit"],
+    }
 
 
 def test_page_says_what_a_notice_is_worth_if_its_rest_is_lost() -> None:

@@ -13,7 +13,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,14 @@ from tasks.foundation.storage.local import LocalStorage
 from tests.benchmarks.bench import LOOKS, Bench
 from tests.benchmarks.environments import Baton, peer_python
 from tests.benchmarks.machine import machine_words
-from tests.benchmarks.preemptions.measure import BATON, PEERS, Measured, measure, replay_really
+from tests.benchmarks.preemptions.measure import (
+    BATON,
+    PEERS,
+    Measured,
+    measure,
+    replay_really,
+    with_whole_commits,
+)
 from tests.benchmarks.preemptions.page import ORACLE, RealReplay, Scenario, Table, document, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import fastest_costs, oracle, replay
@@ -95,7 +102,7 @@ TRIAL = Plan(
 )
 
 
-def simulate(schedule: Schedule, notice: float, measured: dict[str, Measured]) -> Scenario:
+def simulate(schedule: Schedule, notice: float, measured: Mapping[str, Measured]) -> Scenario:
     """Replay a schedule with every arm. Peers know the mean of the schedule, or commit at the end of long epochs."""
     ours = measured[BATON].costs
 
@@ -173,7 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             weibull(3000, _MACHINES),
             exponential(6 * 3600, _MACHINES),
         ]
-        scenarios = [simulate(each, notice, measured) for each in schedules for notice in (0.0, 30.0)]
+        scenarios, bound = (
+            [simulate(each, notice, costs) for each in schedules for notice in (0.0, 30.0)]
+            for costs in (measured, with_whole_commits(measured))
+        )
         small = measure(
             bench, plan.small, interval=plan.short, rows=plan.small_rows, rounds=plan.rounds, turns=plan.small_turns
         )
@@ -186,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = document(
         machine,
         scenarios,
+        bound,
         Table(title=f"{plan.large.name}, {plan.rounds} rounds, arms in turn", measured=measured),
         RealReplay(
             title=plan.small.name, interval=plan.short, lives=lives, measured=small, replayed=replayed, same=same
