@@ -5,6 +5,7 @@ checks early, in the folders that a run writes to, that the file system can do w
 """
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -138,13 +139,12 @@ class LocalStorage:
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`. Makes a hard link, since files here never change; copies the bytes where it cannot."""
         source, target_file = self._checked_in_home(path), self._checked_in_home(target)
-        with self._errors_of(path):
-            if not source.is_file():
-                raise FileNotFoundError(source)
-        with self._replacing(target, target_file) as unfinished:
-            unfinished.unlink()
+        with self._errors_of(path), _opened(source) as held, self._replacing(target, target_file) as unfinished:
+            with suppress(OSError):  # a sweep takes an unfinished file that nobody has locked
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
             try:
-                os.link(source, unfinished)
+                os.link(source, link := unfinished.with_name(f"{unfinished.name}-link"))
+                link.replace(unfinished)
             except OSError as error:
                 if error.errno not in {*_NO_HARD_LINKS, errno.EXDEV}:
                     raise

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
 from tasks.foundation.storage import local as module
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.local_files import sweep
 from tests.support.checkout import CHECKOUT
 
 WRITER = """
@@ -254,6 +257,32 @@ def test_copy_without_hard_links_copies_and_syncs(tmp_path: Path, monkeypatch: p
     copied = (tmp_path / "b/1").stat()
     assert not (tmp_path / "a/1").samefile(tmp_path / "b/1")
     assert {copied.st_ino, (tmp_path / "b").stat().st_ino} <= set(synced)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_copy_stays_while_others_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Each host and each process sweeps a folder when it first writes there."""
+    storage = LocalStorage(tmp_path)
+    storage.write("a/1", b"x" * 100_000)
+    seen: list[str] = []
+
+    def then_sweep(work: Callable[..., object], *args: Any) -> None:
+        work(*args)
+        seen.extend(leftovers(tmp_path))
+        sweep(tmp_path / "b", ".unfinished-")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", partial(then_sweep, os.link) if links else refuse)
+    monkeypatch.setattr(module, "copy_durably", partial(then_sweep, module.copy_durably))
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda file, target: then_sweep(replace, file, target))
+    storage.copy("a/1", "b/1")
+    assert seen
+    assert (tmp_path / "a/1").samefile(tmp_path / "b/1") == links
+    assert storage.read("b/1") == b"x" * 100_000
     assert leftovers(tmp_path) == []
 
 
