@@ -115,7 +115,7 @@ def _run_worker(prefix: str, chance: random.Random, outcome: Outcome) -> None:
         store = CrashingStore(
             CloudStorage("bucket", prefix, retry_policy),
             chance,
-            dies_at=chance.randrange(20, 160),
+            dies_at=chance.randrange(20, 100),
             pauses_at=chance.randrange(160),
         )
         try:

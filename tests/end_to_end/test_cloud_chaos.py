@@ -17,7 +17,6 @@ def test_nothing_is_lost_doubled_or_wrong(first: int) -> None:
     faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
     assert faults.keys() == RATES.keys(), "a kind of fault never happened"
     ends = sum((outcome.ends for outcome in outcomes), Counter[str]())
-    # Which thread is faster decides how many: of 400 plans, 26, 67 and 12 in 25 of them.
-    assert ends["Died"] > 5
+    assert ends["Died"] > 15
     assert ends["StaleWriter"] > 10
-    assert sum(outcome.in_flight for outcome in outcomes) > 0
+    assert sum(outcome.in_flight for outcome in outcomes) > 5
