@@ -24,14 +24,7 @@ from tasks.foundation.storage.local import LocalStorage
 from tests.benchmarks.bench import LOOKS, Bench
 from tests.benchmarks.environments import Baton, peer_python
 from tests.benchmarks.machine import machine_words
-from tests.benchmarks.preemptions.measure import (
-    BATON,
-    PEERS,
-    Measured,
-    measure,
-    replay_really,
-    with_whole_commits,
-)
+from tests.benchmarks.preemptions.measure import BATON, PEERS, Measured, measure, replay_really, with_whole_commits
 from tests.benchmarks.preemptions.page import ORACLE, RealReplay, Scenario, Table, document, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
 from tests.benchmarks.preemptions.simulation import fastest_costs, oracle, replay
