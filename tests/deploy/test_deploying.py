@@ -276,7 +276,8 @@ def test_alerts_reach_a_webhook(server: Server, receiver: Receiver) -> None:
     folder.mkdir(parents=True)
     shipped = (CHECKOUT / "deploy" / "automations" / "alerts.yaml").read_text(encoding="utf-8")
     assert shipped.count("within: 3600") == 1
-    (folder / "alerts.yaml").write_text(shipped.replace("within: 3600", "within: 20"), encoding="utf-8")
+    # Longer than two waits of Prefect for its busy database, a minute each: until then the commits do not reach it.
+    (folder / "alerts.yaml").write_text(shipped.replace("within: 3600", "within: 120"), encoding="utf-8")
     page = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
     [typed] = re.findall(r"^```sh alerts\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert "https://hooks.example.com/baton" in typed
@@ -320,7 +321,8 @@ def test_alerts_reach_a_webhook(server: Server, receiver: Receiver) -> None:
         "baton-no-commit: silent: Running",
     ]
     deadline = time.monotonic() + 400
-    while len(receiver.texts) < len(expected):
+    # A set: Prefect calls a webhook at least once, and again when its database was too busy to keep that it did.
+    while len(set(receiver.texts)) < len(expected):
         assert time.monotonic() < deadline, receiver.texts
         commit = {
             "id": str(uuid.uuid4()),
@@ -331,4 +333,4 @@ def test_alerts_reach_a_webhook(server: Server, receiver: Receiver) -> None:
         }
         post(server.url, "events", [commit])
         time.sleep(1)
-    assert sorted(receiver.texts) == expected
+    assert sorted(set(receiver.texts)) == expected

@@ -219,7 +219,8 @@ def _answer(url: str, method: str, body: dict[str, Any] | list[Any] | None) -> A
                 text = response.read()
                 return json.loads(text) if text else None
         except urllib.error.HTTPError as fault:
-            # 503: the database is busy and nothing was done. Prefect's own client retries too.
+            # 503: the database is busy and nothing was stored, though the event of a change of state may be out.
+            # Prefect's own client retries too.
             if fault.code != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
