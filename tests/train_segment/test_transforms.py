@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import IdentityChanged, ModelError, StepFailed
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of
 
@@ -123,6 +125,26 @@ def test_failing_operation_names_the_transform_and_the_steps(tmp_path: Path) -> 
     expected = r"augment\.py:augment, augment\.py:plain failed between step 0 and .*assertion failed: \[y"
     with pytest.raises(StepFailed, match=expected):
         failing.train(spec, head.tip, 14)
+
+
+@pytest.mark.parametrize(
+    ("failed", "nodes", "blamed"),
+    [
+        ("augment", ["{{node Assert/Assert}}", "while/body/_1/while/IteratorGetNext"], True),
+        ("augment on a replica", ["{{node Add}}", "MultiDeviceIteratorGetNextFromShard", "while/LoopCond/_3"], True),
+        ("the batches", ["{{node while/body/_1/while/IteratorGetNext_1}}", "while/LoopCond/_62/_38"], True),
+        ("the step", ["{{node while/loss/GatherV2}}", "while/body/_1/while/IteratorGetNext/_20"], False),
+    ],
+)
+def test_transform_is_named_if_it_failed_and_not_if_its_batch_was_waited_for(
+    failed: str, nodes: list[str], blamed: bool
+) -> None:
+    # On several replicas TensorFlow ends a text with an operation that waited for the failed one: any, by chance.
+    text = "".join([f"(0) INVALID_ARGUMENT:  {failed}", *(f"\n\t [[{node}]]" for node in nodes)])
+    text += "\n  (1) CANCELLED:  [[while/body/_1/while/IteratorGetNext]]"
+    error = ModelError if blamed else tf.errors.InvalidArgumentError
+    with pytest.raises(error), transform_errors(spec_of().data, "between step 0 and step 1"):
+        raise tf.errors.InvalidArgumentError(None, None, text)
 
 
 def test_validation_with_other_inputs_is_refused_before_anything_is_written(tmp_path: Path) -> None:

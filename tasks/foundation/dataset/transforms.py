@@ -76,7 +76,7 @@ _NO_TENSORFLOW_TEXT = (
 )
 _PARTS = ("x", "y", "sample_weight")
 _FORM = "it must be a function of one example, and of seed if it draws: def augment(example, *, seed)"
-# TensorFlow names the operation that waited for the batch, and not the dataset's.
+# TensorFlow names the operation that gets the batch, not the dataset's. After another's failure, `…Next/_19` waited.
 _NEXT_BATCH = "IteratorGetNext"
 
 
@@ -491,8 +491,8 @@ def transform_errors(data: DataSpec, where: str) -> Iterator[None]:
         yield
     except tf.errors.OpError as fault:
         # Of several root errors the first is the cause: when a step fails, batches that others wait for are cancelled.
-        cause = str(fault).partition("\n  (1) ")[0]
-        if not data.transforms or _NEXT_BATCH not in cause:
+        cause = str(fault).partition("\n  (1) ")[0].splitlines()
+        if not data.transforms or not any(_NEXT_BATCH in line.rpartition("/")[2] for line in cause):
             raise
         with op_errors_as_model_error(f"{listed(data.transforms)} failed {where}"):
             raise
