@@ -135,7 +135,7 @@ def _rows(readers: Sequence[RangeReader], skip: int, batch_size: int) -> Iterato
 def _transformed(batches: Any, function: SeededFunction | None, *, seed: int, skip: int, batch_size: int) -> Any:
     if function is not None:
         batches = transformed_validation(batches, function, seed=seed, skip=skip, batch_size=batch_size)
-    return finished(batches)
+    return finished(batches, autotuned=False)  # each evaluation deletes its iterator
 
 
 def _examples_of(manifest: DatasetManifest, part: Part) -> int:

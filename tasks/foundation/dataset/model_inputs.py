@@ -317,9 +317,7 @@ def map_class_weight(dataset: Any, weights: Mapping[int, float] | None) -> Any:
     """Apply `apply_class_weight` to each batch of a `tf.data.Dataset`; the order stays."""
     if weights is None:
         return dataset
-    # The function is plain Python; AutoGraph cannot convert it correctly.
-    work = tf.autograph.experimental.do_not_convert(lambda *batch: apply_class_weight(batch, weights))
-    return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+    return _mapped(dataset, lambda *batch: apply_class_weight(batch, weights)).prefetch(tf.data.AUTOTUNE)
 
 
 def _weights_of(y: Any, weights: Mapping[int, float]) -> Any:

@@ -222,11 +222,18 @@ def has_images(manifest: DatasetManifest) -> bool:
     return any(feature.encoding == "image" for feature in manifest.features)
 
 
-def finished(dataset: Any) -> Any:
-    """Return the dataset with a buffer of batches, in its order, and never sliced by a strategy."""
+def finished(dataset: Any, *, autotuned: bool = True) -> Any:
+    """Return the dataset with a buffer of batches, in its order, and never sliced by a strategy.
+
+    An iterator of a dataset that is not autotuned uses all threads at once. One that is can take up to a minute to
+    delete, and the whole process stands still: TensorFlow waits for its tuning thread to wake by itself.
+    """
     dataset = dataset.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.deterministic = True
+    options.autotune.enabled = autotuned
+    if not autotuned:
+        options.autotune.initial_parallelism = 1024  # TensorFlow takes what the machine has
     # The dataset is already sliced by host; a strategy must not slice it again.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)

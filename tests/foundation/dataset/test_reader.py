@@ -253,6 +253,16 @@ def test_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
     assert remainder.element_spec[0].shape == (2, 2)
 
 
+def test_an_iterator_that_each_evaluation_deletes_is_not_autotuned(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([2], [5])
+    for dataset in (
+        set_batches(prepared.storage, prepared.ref, on="validation", batch_size=3),
+        set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=3),
+    ):
+        assert dataset.options().autotune.enabled is False
+        assert dataset.map(lambda *batch: batch).prefetch(1).options().autotune.enabled is False
+
+
 @pytest.mark.parametrize("part", ["train-00001", "validation-00000"])
 def test_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[..., Any], part: str) -> None:
     prepared = numbered([4, 4], [4])

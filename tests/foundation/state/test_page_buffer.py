@@ -79,8 +79,8 @@ def test_what_is_allocated_gets_huge_pages_and_keeps_its_content(
     for asks in ("always madvise [never]", "[always] madvise never"):
         (tmp_path / "enabled").write_text(asks)
         monkeypatch.setattr(host_state, "_HUGE_PAGES", tmp_path / "enabled")
-        assert use_huge_pages() == 0
-    assert on_huge_pages(full) == 0
+        use_huge_pages()
+        assert on_huge_pages(full) == 0
     monkeypatch.undo()
     if "[madvise]" not in host_state._HUGE_PAGES.read_text():
         pytest.skip("this system gives huge pages to all, or to none")
