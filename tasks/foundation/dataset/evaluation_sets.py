@@ -25,6 +25,8 @@ from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, pars
 from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
 from tasks.foundation.storage.interface import Storage
 
+_PARSED_AT_ONCE = 4  # batches; parsing one is fast, and a host with a hundred threads need not hold a hundred
+
 
 def set_batches(
     storage: Storage,
@@ -105,7 +107,7 @@ def _batches(
             for folder, manifest in datasets
         ]
         rows = partial(_rows, readers, skip, batch_size)
-        return parsed(rows_dataset(rows, whole.features, batch_size), whole, batch_size)
+        return parsed(rows_dataset(rows, whole.features, batch_size), whole, batch_size, at_once=_PARSED_AT_ONCE)
     records, before = None, 0
     for folder, manifest in datasets:
         examples = _examples_of(manifest, part)
@@ -117,7 +119,7 @@ def _batches(
     folder, manifest = datasets[0]
     if records is None:
         records = _records(storage.at(folder), manifest, part, skip=skip)
-    return parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
+    return parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size, at_once=_PARSED_AT_ONCE)
 
 
 def _rows(readers: Sequence[RangeReader], skip: int, batch_size: int) -> Iterator[Rows]:

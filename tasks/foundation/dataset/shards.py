@@ -195,8 +195,8 @@ def records_in(paths: Any) -> Any:
     return tf.data.TFRecordDataset(paths, buffer_size=_READ_BYTES)
 
 
-def parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
-    """Convert vectors of records, or of what `extract` returns of them, to batches of examples, all of `batch_size`."""
+def parsed(dataset: Any, manifest: DatasetManifest, batch_size: int, *, at_once: int = tf.data.AUTOTUNE) -> Any:
+    """Convert vectors of records, or what `extract` returns of them, to batches, `at_once` of them side by side."""
     together = 1 if has_images(manifest) else batch_size
 
     def batch(records: Any) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ def parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
     # The functions are plain Python; AutoGraph cannot convert them correctly.
     if together == batch_size:
         work = tf.autograph.experimental.do_not_convert(batch)
-        return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return dataset.map(work, num_parallel_calls=at_once, deterministic=True)
     # Decoding an image is slow, so each example is decoded in its own parallel call; the order stays.
     work = tf.autograph.experimental.do_not_convert(squeezed)
     decoded = dataset.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -225,8 +225,8 @@ def has_images(manifest: DatasetManifest) -> bool:
 def finished(dataset: Any, *, autotuned: bool = True) -> Any:
     """Return the dataset with a buffer of batches, in its order, and never sliced by a strategy.
 
-    An iterator of a dataset that is not autotuned uses all threads at once. One that is can take up to a minute to
-    delete, and the whole process stands still: TensorFlow waits for its tuning thread to wake by itself.
+    An autotuned iterator can take a minute to delete, and the process stands still: TensorFlow waits for its tuning
+    thread to wake by itself. Another iterator uses all threads from its first batch.
     """
     dataset = dataset.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -256,8 +256,6 @@ def original_read_errors() -> Iterator[None]:
     Raises:
         BatonError: the error that made reading fail, such as DamagedDataset, in place of TensorFlow's error.
     """
-    import tensorflow as tf
-
     try:
         yield
     except tf.errors.OpError as fault:
