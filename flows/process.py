@@ -37,7 +37,6 @@ from tasks.foundation.storage.local_files import temporary_folder
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-
 # Time limit of the last transfers; enough for the last heartbeat.
 _LAST_SECONDS = 10.0
 
@@ -67,6 +66,7 @@ def exits_with(code: int) -> int:
     from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     _STATE.code = code
+    exec("")  # noqa: S102 - Python forgets an interrupt within an earlier `exec`, and does not end as if by SIGINT
     # Prefect's threads may still log, to handlers that cannot start a thread now. Nobody can act on such a traceback.
     logging.raiseExceptions = False
     # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.

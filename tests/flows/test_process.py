@@ -283,6 +283,16 @@ def test_a_process_of_no_command_ends_as_python_ends_it() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_interrupt_that_was_handled_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """Dataclasses are made by `exec` of a text, so imports are: an interrupt that comes in one is kept by Python."""
+    program = "import sys; from flows.process import exits_with\n"
+    program += "try: exec('raise KeyboardInterrupt')\nexcept KeyboardInterrupt: sys.exit(exits_with(3))\n"
+    (tmp_path / "ends.py").write_text(program)
+    command = [sys.executable, "-m", "ends"]
+    environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{tmp_path}"}
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 3
+
+
 HOME_OF_CHILD = """
 import subprocess, sys
 from pathlib import Path
