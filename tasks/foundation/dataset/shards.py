@@ -226,7 +226,7 @@ def finished(dataset: Any, *, autotuned: bool = True) -> Any:
     """Return the dataset with a buffer of batches, in its order, and never sliced by a strategy.
 
     An autotuned iterator can take a minute to delete, and the process stands still: TensorFlow waits for its tuning
-    thread to wake by itself. Another iterator uses all threads from its first batch.
+    thread to wake by itself. Another one maps on all threads from its first batch, where no number is given.
     """
     dataset = dataset.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
