@@ -1,4 +1,4 @@
-# `make run` trains the digits, `make test` runs the tests, `make test-fast` those that take seconds, `make nightly` the rest.
+# `make run` trains the digits, `make test` runs the tests, `make test-fast` the light ones and what a change reaches, `make nightly` the rest.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,6 +17,11 @@ $(VENV)/installed: requirements-hashed.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
 		--requirement requirements-hashed.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@mkdir -p $(VENV)/typed/baton
+	@ln -sfn ../../../flows $(VENV)/typed/baton/flows
+	@ln -sfn ../../../tasks $(VENV)/typed/baton/tasks
+	@ln -sfn ../../../flows/package/__init__.py $(VENV)/typed/baton/__init__.py
+	@ln -sfn ../../../flows/package/py.typed $(VENV)/typed/baton/py.typed
 	@touch $@
 
 run: install
@@ -29,11 +34,11 @@ test: install
 	@$(PYTEST) --numprocesses 3 -m "not nightly"
 
 test-fast: install
-	@$(PYTEST) --numprocesses 2 -m "not slow and not nightly"
+	@$(PYTEST) --numprocesses 2 --fast -m "not slow and not nightly"
 
 # What is long by nature, several hours: long tests, the whole gallery, chaos, all figures.
 nightly: install
-	@BATON_TEST_GALLERY=all $(PYTEST) --numprocesses 3 -m nightly
+	@BATON_TEST_GALLERY=all BATON_TEST_IMAGES=all $(PYTEST) --numprocesses 3 -m nightly
 	@$(MAKE) chaos
 	@$(MAKE) bench
 

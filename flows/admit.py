@@ -14,49 +14,50 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.agreed import agree
-from flows.opened_run import Goal, Run
-from flows.process_start import keep_hash_seed
-from flows.result import RelayResult, result_of
-from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import Feature, Reading
-from tasks.foundation.contracts.identity import (
+from baton.flows.host_checks import agree
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.process_start import keep_hash_seed
+from baton.flows.result import RelayResult, result_of
+from baton.tasks.foundation.contracts.attempt import AttemptRecord, utc_time
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import Feature, Reading
+from baton.tasks.foundation.contracts.identity import (
     CALLBACKS,
     identity_in_run_file,
     identity_without_code,
     require_same_identity,
 )
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.errors import BatonError, RunAtWork, RunFileError, StorageError
-from tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
-from tasks.foundation.machine.cluster import cluster_of, is_chief, several_hosts
-from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.machine.processes import is_gone, is_running, process_name
-from tasks.foundation.machine.tpu import require_first_worker, require_one_host, wait_for_servers
-from tasks.foundation.messages import listed, message
-from tasks.foundation.model.code_changes import (
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import with_examples
+from baton.tasks.foundation.errors import BatonError, RunAtWork, RunFileError, StorageError
+from baton.tasks.foundation.keras_config import require_keras_file
+from baton.tasks.foundation.log.attempts import AttemptReader, Attempts, is_alive, require_progress
+from baton.tasks.foundation.machine.cluster import cluster_of, is_chief, several_hosts
+from baton.tasks.foundation.machine.collectives import OneHost
+from baton.tasks.foundation.machine.environment import backend_note, quiet_tensorflow
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.machine.processes import is_gone, is_running, process_name
+from baton.tasks.foundation.machine.tpu import require_first_worker, require_one_host, wait_for_servers
+from baton.tasks.foundation.model.code_changes import (
     CodeChange,
     CodeReason,
     certain_changes,
     changes_since_saved,
 )
-from tasks.foundation.model.code_digest import require_savable
-from tasks.foundation.telemetry.events import Note, Phase, Sink
-from tasks.foundation.telemetry.formatting import duration_words
-from tasks.foundation.telemetry.ledger import heartbeat_interval
-from tasks.foundation.user_code import require_function, require_imports, require_keras_file
-from tasks.init_or_restore.weights.location import locate_weights
+from baton.tasks.foundation.model.saved_code import require_savable
+from baton.tasks.foundation.telemetry.events import Note, Phase, Sink
+from baton.tasks.foundation.telemetry.formatting import duration_words
+from baton.tasks.foundation.telemetry.ledger import heartbeat_interval
+from baton.tasks.foundation.text import listed, message
+from baton.tasks.foundation.user_functions import require_function, require_imports
+from baton.tasks.init_or_restore.weights.location import locate_weights
 
 if TYPE_CHECKING:
-    from tasks.foundation.machine.devices import Accelerator
+    from baton.tasks.foundation.machine.devices import Accelerator
 
 
-def preflight(run: Run) -> None:
+def preflight(run: OpenedRun) -> None:
     """Check keras.json, the tracker, batch size, functions and weights, without importing Keras or the user's code.
 
     Raises:
@@ -86,7 +87,7 @@ def preflight(run: Run) -> None:
                 locate_weights(source, folder)
 
 
-def _require_trackers(run: Run) -> None:
+def _require_trackers(run: OpenedRun) -> None:
     """Check that the packages of the trackers are installed, and that W&B's offline folder has a place."""
     asked = {"mlflow": run.spec.tracking.mlflow, "wandb": run.spec.tracking.wandb}
     for (key, settings), package in zip(asked.items(), ("mlflow-skinny", "wandb"), strict=True):
@@ -102,7 +103,7 @@ def _require_trackers(run: Run) -> None:
         )
 
 
-def require_packages_and_source(run: Run) -> None:
+def require_packages_and_source(run: OpenedRun) -> None:
     """Check what this process needs to do the work: a supported TPU, the packages of the user's code, the source.
 
     A stage that runs as a deployment has its own packages and files, so they are not checked here.
@@ -124,7 +125,7 @@ def require_packages_and_source(run: Run) -> None:
 
 def _require_sources(data: DataSpec, folder: Path) -> None:
     """Check `data.source` or each source of a mixture, and the own sets."""
-    from tasks.prepare_data.mixture import errors_at
+    from baton.tasks.prepare_data.mixture import errors_at
 
     if not data.sources:
         _require_source(data, folder)
@@ -140,12 +141,12 @@ def _require_source(data: DataSpec, folder: Path) -> None:
     if ":" in data.source:
         require_imports(data.source, folder)
     else:
-        from tasks.prepare_data.sources.registry import require_source  # verbs that only read need no source
+        from baton.tasks.prepare_data.sources.registry import require_source  # verbs that only read need no source
 
         require_source(data, folder)
 
 
-def require_lasting_storage(run: Run) -> None:
+def require_lasting_storage(run: OpenedRun) -> None:
     """Refuse a storage that ends with the process: later commands read what this one leaves.
 
     Raises:
@@ -172,7 +173,7 @@ class LivenessProbe:
 
 
 def require_idle(
-    run: Run,
+    run: OpenedRun,
     *,
     take_over: bool,
     telemetry: Sink,
@@ -186,7 +187,6 @@ def require_idle(
     few seconds for a young process, at most 47.
 
     Args:
-        run: the run.
         take_over: do not look.
         telemetry: receives a note before the wait.
         attempts: the records of its attempts, if the caller has just read them.
@@ -279,7 +279,7 @@ class Admitted:
         link: of this host to the other hosts of the run; None for a single host.
     """
 
-    run: Run
+    run: OpenedRun
     goal: Goal
     accept: tuple[str, ...]
     try_again: bool
@@ -300,7 +300,7 @@ class Admitted:
 
 
 def admit(
-    run: Run,
+    run: OpenedRun,
     goal: Goal,
     *,
     accept: Sequence[str] = (),
@@ -314,7 +314,6 @@ def admit(
     meet, and all are admitted or none is; the servers of a slice are waited for.
 
     Args:
-        run: the run.
         goal: how far to go.
         accept: identity keys whose change is accepted.
         try_again: forget earlier attempts without progress.
@@ -357,7 +356,7 @@ def admit(
 
 
 def _admit_alone(
-    run: Run, goal: Goal, *, accept: Sequence[str], try_again: bool, take_over: bool, telemetry: Sink
+    run: OpenedRun, goal: Goal, *, accept: Sequence[str], try_again: bool, take_over: bool, telemetry: Sink
 ) -> Admitted | RelayResult:
     preflight(run)
     # With initial weights, `preflight` has just asked for it.
@@ -400,7 +399,7 @@ def require_still_idle(admitted: Admitted, *, telemetry: Sink) -> None:
         require_idle(admitted.run, take_over=admitted.take_over, telemetry=telemetry)
 
 
-def require_free_servers(run: Run, telemetry: Sink) -> None:
+def require_free_servers(run: OpenedRun, telemetry: Sink) -> None:
     """Wait for the TensorFlow servers of a slice; a second client would take the TPU from the training.
 
     Raises:
@@ -420,15 +419,13 @@ def require_free_servers(run: Run, telemetry: Sink) -> None:
 
 
 def require_recorded_identity(
-    run: Run, head: Head | None, *, accept: Sequence[str], changes: Sequence[CodeChange] | None = None
+    run: OpenedRun, head: Head | None, *, accept: Sequence[str], changes: Sequence[CodeChange] | None = None
 ) -> None:
     """Compare the run file, and the text of its code, with the log before a dataset is prepared or code imported.
 
     What only data and model tell, init-or-restore compares.
 
     Args:
-        run: the run.
-        head: the newest state of its log.
         accept: identity keys whose change is accepted.
         changes: of its code since the run saved it; None: what concerns the code is not compared.
 
@@ -453,7 +450,7 @@ def require_recorded_identity(
 
 
 def result_if_done(
-    run: Run, goal: Goal, head: Head | None, *, accept: Sequence[str] = (), telemetry: Sink
+    run: OpenedRun, goal: Goal, head: Head | None, *, accept: Sequence[str] = (), telemetry: Sink
 ) -> RelayResult | None:
     """The result where nothing is left to do, from the log alone; `telemetry` gets a warning if a report fails.
 
@@ -481,7 +478,7 @@ def result_if_done(
     return result_of(run, segments=0, exit_reason="nothing_to_do", telemetry=telemetry, report=chief)
 
 
-def _warn_of_edited_code(run: Run, head: Head, telemetry: Sink) -> None:
+def _warn_of_edited_code(run: OpenedRun, head: Head, telemetry: Sink) -> None:
     """Say which code beside the run file is not that of a run with nothing to do, whose model nobody builds then."""
     if changes := _changes_of_code(run, head):
         text = (
@@ -491,7 +488,7 @@ def _warn_of_edited_code(run: Run, head: Head, telemetry: Sink) -> None:
         telemetry.emit(Note(text=text, warning=True))
 
 
-def _changes_of_code(run: Run, head: Head | None) -> tuple[CodeChange, ...]:
+def _changes_of_code(run: OpenedRun, head: Head | None) -> tuple[CodeChange, ...]:
     """What changed in the code beside the run file since the run saved it; nothing if the model is built elsewhere."""
     if head is None or "init_or_restore" in run.spec.stages.remote():
         return ()
@@ -502,12 +499,10 @@ def _places(changes: Sequence[CodeChange]) -> str:
     return listed(list(dict.fromkeys(f"{change.path}:{change.line}" for change in changes)))
 
 
-def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = None) -> None:
+def require_advancing(run: OpenedRun, head: Head | None, attempts: Attempts | None = None) -> None:
     """Refuse to rent an accelerator for a run that fails again and again.
 
     Args:
-        run: the run.
-        head: the newest state of its log.
         attempts: the records of its attempts, if the caller has just read them.
 
     Raises:
@@ -519,13 +514,12 @@ def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = N
 
 
 def features_check(
-    run: Run, accelerator: "Accelerator | OneHost", *, remote: Set[str], telemetry: Sink
+    run: OpenedRun, accelerator: "Accelerator | OneHost", *, remote: Set[str], telemetry: Sink
 ) -> Callable[[tuple[Feature, ...], Reading], None] | None:
     """The check of the first example for a new run: it builds the model as the run would, and writes nothing.
 
     Args:
         run: the run, which has not begun.
-        accelerator: this process's.
         remote: names of the stages that run in other processes.
         telemetry: receives the phases of the check.
 
@@ -537,7 +531,7 @@ def features_check(
         return None
 
     def check(features: tuple[Feature, ...], reading: Reading) -> None:
-        from tasks.init_or_restore.new_run import check_new_run
+        from baton.tasks.init_or_restore.new_run import check_new_run
 
         telemetry.emit(Phase(cause="build"))
         check_new_run(

@@ -1,4 +1,4 @@
-"""Baton from Python, as in a notebook: `from flows import run, Run`.
+"""Baton from Python, as in a notebook: `from baton import run, Run`.
 
     trained = run("run.yaml", train={"steps": 2000})
     trained.evaluations().frame()
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,30 +25,38 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flows.admit import require_lasting_storage
-from flows.bare_process import run_bare_process
-from flows.facts import RunFacts, RunStatus
-from flows.opened_run import OF_API, RunHome, has_own_code, hint_at_other_files, holds_a_log, open_run, saved_run
-from flows.opened_run import Run as OpenedRun
-from tasks.evaluate.export_target import Form, form_of, require_free_target, require_runtime
-from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.home_files import SAVED_CODE
-from tasks.foundation.contracts.identity import accepted_keys
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.log.history import History, history_of
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import number_words, step_words
-from tasks.foundation.user_code import require_keras_file
+from baton.flows.admit import require_lasting_storage
+from baton.flows.bare_process import run_bare_process
+from baton.flows.facts import RunFacts, RunStatus
+from baton.flows.opened_run import (
+    OF_API,
+    OpenedRun,
+    RunHome,
+    has_own_code,
+    hint_at_other_files,
+    holds_a_log,
+    open_run,
+    saved_run,
+)
+from baton.tasks.evaluate.export_target import Form, form_of, require_free_target, require_runtime
+from baton.tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE
+from baton.tasks.foundation.contracts.identity import accepted_keys
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.keras_config import keras_config, require_keras_file
+from baton.tasks.foundation.log.history import History, history_of
+from baton.tasks.foundation.machine.environment import kept_environment
+from baton.tasks.foundation.telemetry.formatting import number_words, step_words
+from baton.tasks.foundation.text import counted, listed
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
 
-    from tasks.evaluate.report.charts import Curves
+    from baton.tasks.evaluate.report.charts import Curves
 
 
 _Words = str | Callable[[re.Match[str]], str]
@@ -71,7 +80,7 @@ _WORDS: tuple[tuple[str, _Words], ...] = (
 
 
 def in_python_words(text: str) -> str:
-    """Return a message with the parameters of `flows.api` in place of the options of the command."""
+    """Return a message with the parameters of `baton.flows.api` in place of the options of the command."""
     for pattern, words in _WORDS:
         text = re.sub(pattern, words, text)
     return text
@@ -85,6 +94,16 @@ def errors_in_python_words() -> Iterator[None]:
     except BatonError as fault:
         fault.args = tuple(in_python_words(each) if isinstance(each, str) else each for each in fault.args)
         raise
+
+
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Keep the caller's process as it is while the run's model is built in it; imports TensorFlow."""
+    with kept_environment(partial(importlib.import_module, "keras")):
+        from baton.tasks.foundation.model.build import preserved_process
+
+        with preserved_process():
+            yield
 
 
 Value = float | int | str | None
@@ -123,7 +142,7 @@ class Rows(list[dict[str, Value]]):
         return f"{table}<p>{counted(len(self), 'row')}</p>{_pictures(self._curves(columns))}"
 
     def _curves(self, columns: Sequence[str]) -> "Curves":
-        from tasks.evaluate.report.charts import Clock, Curves, Line, metric_chart
+        from baton.tasks.evaluate.report.charts import Clock, Curves, Line, metric_chart
 
         charts = []
         for name in columns:
@@ -145,7 +164,7 @@ def _cells(columns: Sequence[str], row: Mapping[str, Value]) -> list[str]:
 
 def _pictures(curves: "Curves") -> str:
     """Charts of the report as HTML. Each is an image, so that its style does not reach the notebook's page."""
-    from tasks.evaluate.report.charts import pictures_of
+    from baton.tasks.evaluate.report.charts import pictures_of
 
     images = []
     for caption, svg in islice(pictures_of(curves), _MOST_CHARTS):
@@ -193,7 +212,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: how far the run is, and the charts of its report."""
-        from tasks.evaluate.report.charts import curves_of
+        from baton.tasks.evaluate.report.charts import curves_of
 
         facts, history = self._facts(), self._history()
         best = facts.head.best
@@ -228,7 +247,10 @@ class Run:
 
     @errors_in_python_words()
     def history(self) -> Rows:
-        """Return the rows of the log: step, epoch, learning_rate, what callbacks logged, and the training metrics."""
+        """Return the rows of the log: step, epoch, learning_rate, what callbacks logged, and the training metrics.
+
+        As in Keras's TensorBoard callback, learning_rate is what the optimizer uses for the step after the row's.
+        """
         history = self._history()
         logged = {each.step: each.values for each in history.logged if each.on == "row"}
         return self._rows(
@@ -261,7 +283,9 @@ class Run:
     def model(self, step: int | Literal["best"] | None = None) -> "keras.Model":
         """Build the model and restore a checkpoint into it, with the averages of `use_ema`, as evaluation uses them.
 
-        TensorFlow's devices and settings in this process stay as they are.
+        All global state of this process stays as it is: random generators, Keras's and TensorFlow's settings,
+        environment variables, warnings, loggers, the import path. The layers keep the dtype policy of the run. If its
+        floatx, epsilon or image_data_format are others than here, a warning says how to set them.
 
         Args:
             step: an absolute step, "best", or None for the newest.
@@ -275,15 +299,21 @@ class Run:
             DamagedCheckpoint: the checkpoint differs from its manifest.
         """
         head, run_file = self._with_code(step)
-        from tasks.evaluate.export import one_replica_as_it_is, restored_model  # imports TensorFlow
+        with _process_kept(), hint_at_other_files(run_file.path):
+            from baton.tasks.evaluate.export import one_replica_as_it_is, restored_model  # imports TensorFlow
 
-        def read(ref: CheckpointRef) -> "keras.Model":
-            device = one_replica_as_it_is(head.environment)
-            opened = self._opened
-            return restored_model(run_file, head, ref, root=opened.root, home=opened.home, accelerator=device)
+            def read(ref: CheckpointRef) -> "keras.Model":
+                device = one_replica_as_it_is(head.environment)
+                opened = self._opened
+                return restored_model(run_file, head, ref, root=opened.root, home=opened.home, accelerator=device)
 
-        with hint_at_other_files(run_file.path):
-            return read_selected(self._opened.home, step, read, error=InvalidInput)
+            model = read_selected(self._opened.home, step, read, error=InvalidInput)
+            wanted = keras_config()  # with what the run's code has set
+        here = keras_config().model_dump()
+        if other := {key: value for key, value in wanted.model_dump().items() if value != here[key]}:
+            calls = [f"keras.config.set_{key}({value!r})" for key, value in other.items()]
+            warnings.warn(f"the model was trained with another configuration; call {listed(calls)}", stacklevel=3)
+        return model
 
     @errors_in_python_words()
     def export(
@@ -294,14 +324,14 @@ class Run:
         step: int | Literal["best"] | None = None,
         tolerance: float | None = None,
     ) -> Path:
-        """Write a checkpoint for plain Keras or TensorFlow, as `baton export` does.
+        """Write a checkpoint for plain Keras or TensorFlow, as `baton export` does; for this process see `model`.
 
         Args:
             to: the file or folder to write; must not exist.
             form: keras, weights, saved_model, checkpoint, litert, onnx or openvino; None: by the ending of `to`.
             step: as for `model`.
-            tolerance: of litert, onnx and openvino: the largest difference to Keras's predictions, relative to the
-                largest one or to 1; None: 0.001.
+            tolerance: the largest difference to the model's predictions, relative to the largest one or to 1; None:
+                0.001, or 0.03 for keras and saved_model of a model that computes in 16 bits.
 
         Returns:
             What to load: the file, the folder of a SavedModel, or the prefix of a checkpoint's files.
@@ -314,27 +344,24 @@ class Run:
         require_free_target(written, target)
         require_runtime(written, tolerance)
         head, run_file = self._with_code(step)
-        from tasks.evaluate.export import (
-            export,  # imports TensorFlow
-            one_replica_as_it_is,
-        )
+        with _process_kept(), hint_at_other_files(run_file.path):
+            from baton.tasks.evaluate.export import export, one_replica_as_it_is  # imports TensorFlow
 
-        def write(ref: CheckpointRef) -> Path:
-            root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)
-            done = export(
-                run_file,
-                head,
-                ref,
-                root=root,
-                home=home,
-                form=written,
-                target=target,
-                tolerance=tolerance,
-                accelerator=device,
-            )
-            return done.path
+            def write(ref: CheckpointRef) -> Path:
+                root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)
+                done = export(
+                    run_file,
+                    head,
+                    ref,
+                    root=root,
+                    home=home,
+                    form=written,
+                    target=target,
+                    tolerance=tolerance,
+                    accelerator=device,
+                )
+                return done.path
 
-        with hint_at_other_files(run_file.path):
             return read_selected(self._opened.home, step, write, error=InvalidInput)
 
     def _facts(self) -> RunFacts:
@@ -355,7 +382,6 @@ class Run:
         """The newest head, and the run file that builds its model."""
         select_checkpoint(self._opened.home, step, error=InvalidInput)  # before TensorFlow is imported
         require_keras_file()
-        quiet_tensorflow()
         head = self._opened.require_head()
         saved = head.identity.get(SAVED_CODE)
         opened = self._opened

@@ -1,4 +1,4 @@
-"""A training in a bare process, `python -m flows.without_prefect`: how it is started, and the report of how it ended.
+"""A training in a bare process, `python -m baton.flows.without_prefect`: how it starts, and the report of its end.
 
 The API trains in such a process, and proofs and audits execute steps in them. The report gives the starter the error
 with its class and fields, which standard error has only as text. What it prints goes to files, so that a starter that
@@ -18,13 +18,13 @@ from typing import IO, Literal
 
 from pydantic import Field
 
-from flows.process import ChildSettings, start_module
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AnotherVersion, BatonError, RunLogError
-from tasks.foundation.messages import listed, message
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.telemetry.events import Event, StatefulOperations
+from baton.flows.process import ChildSettings, start_module
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import AnotherVersion, BatonError, RunLogError
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.telemetry.events import Event, StatefulOperations
+from baton.tasks.foundation.text import listed, message
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -53,7 +53,7 @@ def start_bare_process(
     environment: dict[str, str] | None = None,
     own_session: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Start `python -m flows.without_prefect` with arguments; it ends with this process.
+    """Start `python -m baton.flows.without_prefect` with arguments; it ends with this process.
 
     Args:
         words: its arguments.
@@ -68,11 +68,11 @@ def start_bare_process(
     settings: ChildSettings = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     settings |= {"start_new_session": True} if own_session else {"process_group": 0}
     return start_module(
-        "flows.without_prefect", [*words, "--report", os.fspath(report)], environment=environment, **settings
+        "baton.flows.without_prefect", [*words, "--report", os.fspath(report)], environment=environment, **settings
     )
 
 
-class _Recorder:
+class _Reporter:
     """A `Sink` that keeps the stateful operations for the report."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Recorder:
 
 
 @contextmanager
-def process_report(path: Path | None) -> Iterator[_Recorder]:
+def process_report(path: Path | None) -> Iterator[_Reporter]:
     """Write a `ProcessReport` when the block ends, also when it raises.
 
     Args:
@@ -93,7 +93,7 @@ def process_report(path: Path | None) -> Iterator[_Recorder]:
     Yields:
         A sink, which must receive the run's events.
     """
-    recorder = _Recorder()
+    recorder = _Reporter()
     error: BatonError | None = None
     try:
         yield recorder

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from flows.facts import RunFacts, best_json
-from flows.opened_run import RunHome
-from tasks.evaluate.report.sections import code_diffs
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode
-from tasks.foundation.contracts.identity import IDENTITY, differences, leaves, readable
-from tasks.foundation.contracts.log_entry import Environment, Head
-from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES
-from tasks.foundation.log.history import History, commit_of, history_of
-from tasks.foundation.model.code_changes import read_saved_code
+from baton.flows.facts import RunFacts, best_json
+from baton.flows.opened_run import RunHome
+from baton.tasks.evaluate.report.sections import code_diffs
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode
+from baton.tasks.foundation.contracts.identity import IDENTITY, differences, leaves, readable
+from baton.tasks.foundation.contracts.log_entry import Environment, Head
+from baton.tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES
+from baton.tasks.foundation.dataset.manifest import files_of
+from baton.tasks.foundation.log.history import History, commit_of, history_of
+from baton.tasks.foundation.model.code_changes import read_saved_code
+from baton.tasks.foundation.text import listed
 
 ABSENT: Final = "absent"
 _EMPTY: Final[tuple[object, ...]] = (None, ABSENT, "", [], {})
@@ -233,6 +235,11 @@ def _changed(
         values = [value_of(run) for run in runs]
         if any(key.startswith(keys) for key in settings) and len(set(values)) > 1:
             yield words, [value or "not known" for value in values]
+    if "data.content_digest" in settings:
+        read = [files_of(run.run.root, str(run.head.identity.get("data.folder"))) for run in runs]
+        paths = [listed([path for path in files if files[path] != read[0].get(path)]) for files in read]
+        if any(paths):
+            yield "files of the data", paths
     files = [", ".join(each.counts for each in code if each.run == run.name) for run in runs]
     digests = [found for key, found in settings.items() if key.startswith("model.code")]
     said = [

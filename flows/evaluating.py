@@ -17,36 +17,36 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from flows.admit import preflight, require_free_servers
-from flows.opened_run import Run, holds_a_log
-from flows.runner import Runner
-from tasks.foundation.checkpoint.retention import rewind_run
-from tasks.foundation.checkpoint.save import wait_for_save
-from tasks.foundation.checkpoint.selection import select_checkpoint
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.identity import VALIDATION, identity_in_run_file, require_same_identity
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head
-from tasks.foundation.contracts.run_spec import RunSpec, with_examples
-from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
-from tasks.foundation.errors import BlowUp, DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
-from tasks.foundation.log.appends import (
+from baton.flows.admit import preflight, require_free_servers
+from baton.flows.opened_run import OpenedRun, holds_a_log
+from baton.flows.runner import Runner
+from baton.tasks.foundation.checkpoint.retention import rewind_run
+from baton.tasks.foundation.checkpoint.save import wait_for_save
+from baton.tasks.foundation.checkpoint.selection import select_checkpoint
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.identity import VALIDATION, identity_in_run_file, require_same_identity
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head
+from baton.tasks.foundation.contracts.run_spec import RunSpec, with_examples
+from baton.tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
+from baton.tasks.foundation.errors import BlowUp, DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
+from baton.tasks.foundation.log.appends import (
     evaluates_beside,
     evaluation_due,
     is_test_due,
     overdue_evaluation,
     require_broadcast_head,
 )
-from tasks.foundation.log.fold import fold
-from tasks.foundation.log.history import evaluation_of, evaluation_on_test_of
-from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.machine.stops import Stops
-from tasks.foundation.machine.threads import run_uninterrupted, start_beside
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases
-from tasks.stages import EVALUATE, PREPARE_DATA
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.log.history import evaluation_of, evaluation_on_test_of
+from baton.tasks.foundation.machine.collectives import Hosts
+from baton.tasks.foundation.machine.stops import Stops
+from baton.tasks.foundation.machine.threads import run_uninterrupted, start_beside
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.telemetry.events import Note, Phase, Sink, Waiting, WithoutPhases
+from baton.tasks.stages import EVALUATE, PREPARE_DATA
 
 _NAME: Final = "baton-evaluation"
 _POLL_SECONDS: Final = 0.1
@@ -131,7 +131,6 @@ class Evaluations:
 
         Args:
             command: whose evaluations they are.
-            dataset: the prepared data.
         """
         self._command = command
         self._dataset = dataset
@@ -316,16 +315,14 @@ class Chosen:
 
 
 def evaluate_again(
-    run: Run, step: Step, evaluate: Callable[[Chosen], Evaluation], telemetry: Sink, *, on: SetName = "validation"
+    run: OpenedRun, step: Step, evaluate: Callable[[Chosen], Evaluation], telemetry: Sink, *, on: SetName = "validation"
 ) -> FreshEvaluation:
     """Choose a checkpoint, evaluate it, and compare.
 
     Args:
-        run: the run.
         step: which checkpoint, see `chosen_of`.
         evaluate: evaluates it, and logs the metrics if the log has no evaluation of it.
         telemetry: receives a warning if the metrics differ from the log.
-        on: the set.
 
     Raises:
         DamagedCheckpoint: the checkpoint's bytes differ from the log. It is not quarantined here; the next attempt to
@@ -362,7 +359,7 @@ def evaluate_again(
     )
 
 
-def _logged_on_same_set(run: Run, chosen: Chosen) -> dict[str, float] | None:
+def _logged_on_same_set(run: OpenedRun, chosen: Chosen) -> dict[str, float] | None:
     """The metrics to compare with. A changed test set has a new entry in the log, and nothing to compare with."""
     if chosen.on == "validation":
         return chosen.logged
@@ -370,13 +367,11 @@ def _logged_on_same_set(run: Run, chosen: Chosen) -> dict[str, float] | None:
     return chosen.logged if newest is not None and newest == chosen.test else None
 
 
-def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
+def chosen_of(run: OpenedRun, step: Step, on: SetName = "validation") -> Chosen:
     """Choose a checkpoint. Writes nothing, and needs no TensorFlow.
 
     Args:
-        run: the run.
         step: a step, None for the newest checkpoint, or "best".
-        on: the set.
 
     Raises:
         NoSuchRun: the run has not begun.
@@ -403,13 +398,13 @@ def chosen_of(run: Run, step: Step, on: SetName = "validation") -> Chosen:
     return Chosen(head=head, checkpoint=ref, logged=None if known is None else dict(known.metrics))
 
 
-def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Evaluation:
+def run_stages(run: OpenedRun, chosen: Chosen, runner: Runner, telemetry: Sink) -> Evaluation:
     """Prepare the data, and evaluate the chosen checkpoint, each where `runner` runs it."""
     spec, recorded = run.spec, chosen.head.environment
     place = Place(root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry)
     if EVALUATE.name not in runner.remote:
         require_free_servers(run, telemetry)
-        from tasks.foundation.machine.devices import acquire  # imports TensorFlow
+        from baton.tasks.foundation.machine.devices import acquire  # imports TensorFlow
 
         # Before any user code: the user's `load` may use TensorFlow.
         acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)
@@ -417,9 +412,9 @@ def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Eva
     found: dict[str, object] = {"data.content_digest": dataset.content_digest}
     if chosen.on == "validation":
         found[VALIDATION] = None if dataset.validation is None else dataset.validation.content_digest
-    from tasks.foundation.dataset.manifest import changed_files
+    from baton.tasks.foundation.dataset.manifest import changed_files
 
-    files = partial(changed_files, run.root, chosen.head.identity.get("data.folder"), dataset)
+    files = partial(changed_files, run.root, chosen.head.identity, dataset)
     require_same_identity(chosen.head.identity, found, home=run.home.uri, files=files)
     spec = with_examples(spec, dataset.train_examples)
     call = EvaluateCall(

@@ -5,48 +5,38 @@ Every command, every JSON object and the API show a part of it. `RunFacts` is wh
 list of many runs can afford. `ComparedRun` (comparison.py) adds the curves and the code.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
-from flows.opened_run import Run, RunHome
-from tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Best, Entry, Head, StoredEntry, Totals
-from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
-from tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
-from tasks.foundation.log.attempts import is_alive, read_attempts
-from tasks.foundation.log.files import entry_number
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.log.receipts import LastAudit, last_audit
-from tasks.foundation.log.workers import SlowHost, Worker, slow_hosts, summed_stats, workers_from
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import parallel_map
+from baton.flows.opened_run import OpenedRun, RunHome
+from baton.tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Best, Entry, Head, StoredEntry, Totals, WorkerStats
+from baton.tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
+from baton.tasks.foundation.log.accounting import GOOD, Account, Attempt, account_of, seconds_in_log
+from baton.tasks.foundation.log.attempts import (
+    BEFORE_TRAINING,
+    State,
+    cause_of,
+    is_alive,
+    last_attempt,
+    read_attempts,
+    state_of,
+)
+from baton.tasks.foundation.log.files import entry_number
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.host_history import SlowHost, slow_hosts, summed_stats
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.log.receipts import LastAudit, last_audit
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.storage.transfers import parallel_map
 
-State = Literal["at work", "complete", "ended early", "incomplete", "unknown"]
 # Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
 _RUNS_TOGETHER = 32
 _BATCH = 512
-
-
-def state_of(*, at_work: bool, ended_early: bool, step: int, target: int | None) -> State:
-    """The state of a run.
-
-    Args:
-        at_work: whether a process trains it.
-        ended_early: whether its callbacks ended it.
-        step: of its tip.
-        target: the step to train to; None if it is not known.
-    """
-    if at_work:
-        return "at work"
-    if ended_early:
-        return "ended early"
-    if target is None:
-        return "unknown"
-    return "complete" if step >= target else "incomplete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +57,13 @@ class RunFacts:
     def of(cls, run: RunHome, newest: Entry) -> "RunFacts":
         """Make the facts of a run from its newest entry."""
         return RunFacts(run=run, newest=newest, totals=run.log.totals(newest))
+
+    @classmethod
+    def as_known(cls, run: RunHome, newest: Entry) -> "RunFacts":
+        """`of` for the end of a command, whose work is committed: without metrics if an old entry cannot be read."""
+        with best_effort(run.home, "the history of the run could not be read", then="the result has no metrics"):
+            return cls.of(run, newest)
+        return RunFacts(run=run, newest=newest, totals=Totals(began=newest.time))
 
     @property
     def head(self) -> Head:
@@ -93,12 +90,12 @@ class RunFacts:
     def target_in_run_file(self) -> int | None:
         """The step to train to by the run file; None without one, or if it is not known yet."""
         run = self.run
-        return run.with_recorded_examples(self.head).spec.train.known_target if isinstance(run, Run) else None
+        return run.with_recorded_examples(self.head).spec.train.known_target if isinstance(run, OpenedRun) else None
 
     @property
     def target_of_command(self) -> int | None:
         """The step that a command trains to, or that an earlier command did if this one finds nothing to do."""
-        if not isinstance(self.run, Run) or self.head.tip is None:
+        if not isinstance(self.run, OpenedRun) or self.head.tip is None:
             return self.target
         spec = self.run.with_recorded_examples(self.head).spec
         return spec.train.target_ahead(self.step, self.totals.target)
@@ -128,7 +125,8 @@ class AtWork:
         epoch: epochs that are done; None if their length is not known.
         silent_seconds: since the heartbeat.
         steps_per_second: while it trains; None before its first steps.
-        seconds_left: until the target, at this speed, without starts and commits; None if either is not known.
+        seconds_left: until the target, with evaluations, commits and waits as so far, so before the first evaluation
+            without any; None if not known yet.
     """
 
     record: AttemptRecord
@@ -150,12 +148,12 @@ class AtWork:
 
 
 def pace_of(record: AttemptRecord, target: int | None) -> tuple[float | None, float | None]:
-    """Steps per second of a process since it began to train, and the seconds until the target at this speed."""
+    """Steps per second while a process trains, and the seconds until the target, with all that recurs beside them."""
     trained, seconds = record.step - record.from_step, record.seconds.get(GOOD, 0.0)
     if trained <= 0 or seconds <= 0:
         return None, None
-    speed = trained / seconds
-    return speed, None if target is None else max(target - record.step, 0) / speed
+    recurring = sum(amount for cause, amount in record.seconds.items() if cause not in BEFORE_TRAINING)
+    return trained / seconds, None if target is None else max(target - record.step, 0) * recurring / trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,7 @@ class RunStatus(RunFacts):
     account: Account | None
     at_work: tuple[AtWork, ...]
     audit: LastAudit | None
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerStats, ...]
     slow_hosts: tuple[SlowHost, ...]
 
     @classmethod
@@ -181,7 +179,6 @@ class RunStatus(RunFacts):
         """Read the attempts and the newest audit of a run.
 
         Args:
-            run: the run.
             newest: the newest entry of its log; None: it is read.
         """
         facts = RunFacts.of(run, newest or run.log.newest() or run.require_newest())
@@ -195,15 +192,25 @@ class RunStatus(RunFacts):
             account=account,
             at_work=tuple(_at_work(record, facts, now) for record in alive),
             audit=last_audit(run.home),
-            workers=workers_from(facts.totals.workers),
+            workers=facts.totals.workers,
             slow_hosts=_slow_hosts(run.log, facts.totals),
         )
 
     @property
+    def last(self) -> AttemptRecord | None:
+        """The last attempt; None if none is recorded."""
+        return None if self.account is None else last_attempt(each.record for each in self.account.attempts)
+
+    @property
     def state(self) -> State:
         """One word."""
-        ended_early = self.head.finished is not None
-        return state_of(at_work=bool(self.at_work), ended_early=ended_early, step=self.step, target=self.target)
+        at_work, ended_early = bool(self.at_work), self.head.finished is not None
+        return state_of(at_work=at_work, ended_early=ended_early, step=self.step, target=self.target, last=self.last)
+
+    @property
+    def cause(self) -> str:
+        """Why it is not further, on one line; empty if it is at work or over, or if nobody tried."""
+        return cause_of(self.state, self.last)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -215,7 +222,7 @@ class RunStatus(RunFacts):
     @property
     def commit_every(self) -> float | str | None:
         """How often the run commits within a segment, by the run file; None without one."""
-        return self.run.spec.checkpoint.every_seconds if isinstance(self.run, Run) else None
+        return self.run.spec.checkpoint.every_seconds if isinstance(self.run, OpenedRun) else None
 
     @property
     def commit_pace(self) -> CommitPaceRecord | None:
@@ -262,12 +269,17 @@ class RunStatus(RunFacts):
             "account": None if self.account is None else _account_json(self.account),
             "initialized_from": [each.model_dump() for each in totals.initialized_from],
             "workers": [
-                {**asdict(each), "step_seconds": each.step_seconds, "input_wait_share": each.input_wait_share}
+                {
+                    **each.model_dump(exclude={"intervals"}),
+                    "step_seconds": each.step_seconds,
+                    "input_wait_share": each.input_wait_share,
+                }
                 for each in self.workers
             ],
             "slow_hosts": [asdict(each) for each in self.slow_hosts],
             "environment": head.environment.model_dump(),
             "state": self.state,
+            "cause": self.cause or None,
             "at_work": [each.json() for each in self.at_work],
             "commits": {"every_seconds": self.commit_every, "pace": None if pace is None else pace.model_dump()},
             "audit": None if self.audit is None else _audit_json(self.audit),
@@ -354,6 +366,7 @@ class BriefFacts:
         last_commit: time of the newest commit, ISO 8601.
         target: the step to train to, as of the newest commit; None if the log does not say it.
         ended_early: whether callbacks ended the run before its target.
+        metadata: of the run file at the newest commit: tags of the run.
     """
 
     step: int
@@ -363,6 +376,7 @@ class BriefFacts:
     last_commit: str | None
     target: int | None
     ended_early: bool
+    metadata: Mapping[str, Any]
 
     @classmethod
     def of(cls, newest: Entry | StoredEntry) -> "BriefFacts":
@@ -376,6 +390,7 @@ class BriefFacts:
             last_commit=None if totals is None else totals.last_commit,
             target=None if totals is None else totals.target,
             ended_early=newest.head.finished is not None,
+            metadata={} if totals is None else totals.metadata,
         )
 
 
@@ -388,12 +403,14 @@ class ListedRun:
         uri: of its home.
         facts: from its log, or the error that reading the log gave.
         at_work: the processes that work on it, by start time; not looked for if the log says that the run is over.
+        last: its last attempt; the same.
     """
 
     name: str
     uri: str
     facts: BriefFacts | RunLogError | AnotherVersion | PathRefused
     at_work: Sequence[AttemptRecord] = ()
+    last: AttemptRecord | None = None
 
     @property
     def state(self) -> State:
@@ -401,7 +418,24 @@ class ListedRun:
         facts = self.facts
         if not isinstance(facts, BriefFacts):
             return "unknown"
-        return state_of(at_work=bool(self.at_work), ended_early=facts.ended_early, step=facts.step, target=facts.target)
+        at_work, early = bool(self.at_work), facts.ended_early
+        return state_of(at_work=at_work, ended_early=early, step=facts.step, target=facts.target, last=self.last)
+
+    @property
+    def cause(self) -> str:
+        """As that of `RunStatus`."""
+        return cause_of(self.state, self.last)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a list is sorted and filtered by: its metadata, validation metrics, and facts; nothing that is NaN."""
+        facts = self.facts
+        if not isinstance(facts, BriefFacts):
+            return {}
+        best = {"best": facts.best.value} if facts.best is not None else {}
+        fixed = {"run": self.name, "state": self.state, "step": facts.step, "last_commit": facts.last_commit}
+        found = {**facts.metadata, **facts.validation, **best, **fixed}
+        return {key: value for key, value in found.items() if not isinstance(value, float) or not math.isnan(value)}
 
     def json(self) -> dict[str, Any]:
         """JSON values: of a run whose log cannot be read, `error` and `error_class` alone."""
@@ -412,12 +446,14 @@ class ListedRun:
             **run,
             "error": None,
             "state": self.state,
+            "cause": self.cause or None,
             "step": facts.step,
             "target": facts.target,
             "validation": facts.validation,
             "best": best_json(facts.best),
             "entries": facts.entries,
             "last_commit": facts.last_commit,
+            "metadata": facts.metadata,
             "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in self.at_work],
         }
 
@@ -473,5 +509,5 @@ def _listed(root: Storage, name: str) -> ListedRun | None:
     run = ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts)
     if not isinstance(facts, BriefFacts) or run.state in {"complete", "ended early"}:
         return run
-    now = datetime.now(UTC)
-    return replace(run, at_work=[record for record in read_attempts(home).records if is_alive(record, now=now)])
+    now, records = datetime.now(UTC), read_attempts(home).records
+    return replace(run, at_work=[each for each in records if is_alive(each, now=now)], last=last_attempt(records))

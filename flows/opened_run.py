@@ -13,6 +13,7 @@ import atexit
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,19 @@ from pathlib import Path
 
 import yaml
 
-from flows.process_start import keep_hash_seed
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
-from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.contracts.placement import StagesSpec
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec, TrackingSpec, needs_examples, with_recorded_examples
-from tasks.foundation.errors import (
+from baton.flows.process_start import keep_hash_seed
+from baton.tasks.foundation.contracts.home_files import (
+    SAVED_CODE,
+    SavedCode,
+    folders_up,
+    is_saved_code,
+    saved_code_path,
+)
+from baton.tasks.foundation.contracts.log_entry import Entry, Head
+from baton.tasks.foundation.contracts.placement import StagesSpec
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec, TrackingSpec, needs_examples, with_recorded_examples
+from baton.tasks.foundation.errors import (
     AnotherVersion,
     FileMissing,
     ForeignFile,
@@ -38,16 +45,17 @@ from tasks.foundation.errors import (
     RunLogError,
     SourceError,
 )
-from tasks.foundation.log.appends import evaluation_due, is_test_due
-from tasks.foundation.log.attempts import AttemptReader
-from tasks.foundation.log.files import FIRST_ENTRY, entry_number
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import HINT, MASK, listed, message
-from tasks.foundation.model.code_digest import functions_of
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.storage.opening import open_home, open_storage
-from tasks.foundation.user_code import require_keras_file
+from baton.tasks.foundation.keras_config import require_keras_file
+from baton.tasks.foundation.log.appends import evaluation_due, is_test_due
+from baton.tasks.foundation.log.attempts import AttemptReader
+from baton.tasks.foundation.log.files import FIRST_ENTRY, entry_number
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.masking import MASK
+from baton.tasks.foundation.model.saved_code import functions_of
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.storage.opening import open_home, open_storage
+from baton.tasks.foundation.text import HINT, listed, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +105,7 @@ class RunHome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(RunHome):
+class OpenedRun(RunHome):
     """A run with its settings.
 
     Attributes:
@@ -111,7 +119,7 @@ class Run(RunHome):
     file: Path | None
 
     @classmethod
-    def open(cls, run_file: RunFile) -> "Run":
+    def open(cls, run_file: RunFile) -> "OpenedRun":
         """Open the run that a run file describes. Reads and writes nothing.
 
         Raises:
@@ -120,11 +128,10 @@ class Run(RunHome):
         return cls.of(run_file.spec, run_file.folder, root=storage_of(run_file), file=run_file.path)
 
     @classmethod
-    def of(cls, spec: RunSpec, folder: Path, *, root: Storage | None = None, file: Path | None = None) -> "Run":
+    def of(cls, spec: RunSpec, folder: Path, *, root: Storage | None = None, file: Path | None = None) -> "OpenedRun":
         """Open the run with these settings. Reads and writes nothing.
 
         Args:
-            spec: the settings.
             folder: the folder that relative paths start from.
             root: the storage, if it is open already.
             file: the run file, if there is one.
@@ -141,7 +148,7 @@ class Run(RunHome):
         """The settings with the folder of the code, for what builds the model. The file need not exist."""
         return RunFile(path=self.file or self.folder / "run.yaml", spec=self.spec)
 
-    def with_recorded_examples(self, head: Head | None) -> "Run":
+    def with_recorded_examples(self, head: Head | None) -> "OpenedRun":
         """The run with the number of training examples that its log has, if its settings count in epochs.
 
         It stays as it is if the run has not begun: then the prepared dataset tells.
@@ -162,10 +169,10 @@ def storage_of(run_file: RunFile) -> Storage:
 
 def names_run_file(address: str) -> bool:
     """Return whether an address names a run file: it ends in .yaml or .yml, or it is a file."""
-    return "://" not in address and (address.endswith((".yaml", ".yml")) or Path(address).is_file())
+    return "://" not in address and (address.endswith((".yaml", ".yml")) or os.path.isfile(address))  # noqa: PTH113 - never raises
 
 
-def open_run(address: str, overrides: Sequence[str] | None = None) -> Run | RunHome:
+def open_run(address: str, overrides: Sequence[str] | None = None) -> OpenedRun | RunHome:
     """Open an existing run.
 
     Args:
@@ -173,16 +180,16 @@ def open_run(address: str, overrides: Sequence[str] | None = None) -> Run | RunH
         overrides: `key=value` each, such as train.steps=100; only for a run file.
 
     Returns:
-        A `Run` for a run file, a `RunHome` for a home.
+        An `OpenedRun` for a run file, a `RunHome` for a home.
 
     Raises:
         RunFileError: the run file cannot be used.
         InvalidInput: the storage address cannot be used, or there are overrides but no run file.
         NoSuchRun: the address holds no log.
     """
-    opened: Run | RunHome
+    opened: OpenedRun | RunHome
     if names_run_file(address):
-        opened = Run.open(load_run_file(Path(address), overrides or ()))
+        opened = OpenedRun.open(load_run_file(Path(address), overrides or ()))
         remedy = f"the run file {address} has not been run yet; start it with: baton run {address}"
     else:
         refuse_overrides(address, overrides)
@@ -252,7 +259,6 @@ class Goal:
         """Make the goal of a command from its run file and its options.
 
         Args:
-            spec: the run file's content.
             until_step: the absolute step to train to; None: train.steps, or the end of train.epochs.
             max_segments: stop after this many segments; None: no limit.
             max_seconds: stop after this many seconds; None: train.stop_after_seconds.
@@ -331,17 +337,16 @@ def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | 
     """Return the `key=value` with which a run at `step` has steps left to train; None if its run file says enough.
 
     Args:
-        spec: the run file's content.
         step: of the tip.
         target: the step to train to; if it is not ahead, the run gets twice as long.
     """
     train, own = spec.train, spec.train.known_target
     if own is None or own > step:
         return None
-    ahead = target if target is not None and target > step else None
+    ahead, times = (target, 1) if target is not None and target > step else (step, 2)
     if train.epochs is None:
-        return f"train.steps={ahead or 2 * step}"
-    return f"train.epochs={2 * train.epochs if ahead is None else train.epoch.period().ended_by(ahead - 1) + 1}"
+        return f"train.steps={times * ahead}"
+    return f"train.epochs={times * (train.epoch.period().ended_by(ahead - 1) + 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +388,7 @@ def open_with_code(
     trust_code: bool = False,
     note: Callable[[str], None],
     remedies: Remedies = OF_COMMANDS,
-) -> Run:
+) -> OpenedRun:
     """Open a run that has begun, with the settings and the code of a run file: the home's own, if the user names none.
 
     Args:
@@ -410,7 +415,7 @@ def open_with_code(
     require_keras_file()
     if words := keep_hash_seed(head.environment.hash_seed):
         note(words)
-    if isinstance(opened, Run):
+    if isinstance(opened, OpenedRun):
         return opened
     if run_file is None:
         run = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
@@ -418,7 +423,7 @@ def open_with_code(
         return run
     file = load_run_file(run_file, overrides or ())
     spec = file.spec.model_copy(update={"run": opened.name})
-    return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
+    return OpenedRun(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
 
 
 def require_address(address: str) -> None:
@@ -433,21 +438,20 @@ def require_address(address: str) -> None:
 
 def run_of_deployment(
     address: str, overrides: list[str] | None, *, trust_code: bool, note: Callable[[str], None]
-) -> Run:
+) -> OpenedRun:
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
     require_address(address)
     trust_code = trust_code and not names_run_file(address)
     return open_with_code(address, overrides, trust_code=trust_code, note=note, remedies=OF_DEPLOYMENTS)
 
 
-def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies: Remedies = OF_COMMANDS) -> Run:
+def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies: Remedies = OF_COMMANDS) -> OpenedRun:
     """Open a run with the run file and the code that its home has.
 
     The code is written into a scratch folder, which is deleted when the process ends, and is loaded from there like any
     user's code. The run keeps the home's name and storage, and its stages run in this process.
 
     Args:
-        opened: the home.
         head: the folded state whose code is wanted: the newest, or that of an earlier entry.
         trust_code: whether to run code that others can have written.
         remedies: for refusals.
@@ -485,7 +489,9 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
     changes = {"storage": opened.root.uri, "stages": StagesSpec(), "tracking": TrackingSpec()}
     spec = saved.run_file.model_copy(update={"run": opened.name, **changes})
     folder = _scratch_folder(saved, where)
-    return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=folder, file=folder / "run.yaml")
+    return OpenedRun(
+        root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=folder, file=folder / "run.yaml"
+    )
 
 
 def has_own_code(opened: RunHome, head: Head) -> bool:
@@ -497,7 +503,7 @@ def has_own_code(opened: RunHome, head: Head) -> bool:
         return False
 
 
-def write_run_file(run: Run) -> None:
+def write_run_file(run: OpenedRun) -> None:
     """Write the run file of a `saved_run` beside its code, for processes that read it; do nothing if it exists."""
     if run.file is not None and not run.file.exists():
         # Not as JSON, which YAML does not quite contain: it reads 1e-05 as a text.

@@ -27,12 +27,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Final, TextIO, TypedDict, Unpack
 
-from tasks.foundation.contracts.log_entry import STOP_REASONS
-from tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
-from tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
-from tasks.foundation.machine.threads import leaving_in_time, report_signal
-from tasks.foundation.messages import masked, shown
-from tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.contracts.log_entry import STOP_REASONS
+from baton.tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
+from baton.tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
+from baton.tasks.foundation.machine.threads import leaving_in_time, report_signal
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.text import shown
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -62,8 +63,8 @@ def exits_with(code: int) -> int:
     Returns:
         `code`, for `sys.exit`.
     """
-    from tasks.foundation.machine.threads import limit_exit
-    from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+    from baton.tasks.foundation.machine.threads import limit_exit
+    from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     _STATE.code = code
     exec("")  # noqa: S102 - Python forgets an interrupt within an earlier `exec`, and does not end as if by SIGINT
@@ -81,7 +82,7 @@ def exits_with(code: int) -> int:
 def _exit() -> None:
     if _STATE.code is None or not {"tensorflow", "prefect"} & sys.modules.keys():
         return
-    from tasks.foundation.telemetry.ledger import write_last_heartbeat
+    from baton.tasks.foundation.telemetry.ledger import write_last_heartbeat
 
     write_last_heartbeat()
     logging.shutdown()  # registered before this function, so `atexit` would call it too late
@@ -171,7 +172,7 @@ HOME: Final = "HOME"
 _TEMPORARY_HOME: Final = "baton-home-"
 
 
-class _Output(io.FileIO):
+class _TolerantOutput(io.FileIO):
     """The file descriptor of a stream. When the reader closes its end, further output is dropped.
 
     The command continues: a closed terminal must not end a run, and `baton verify | head` must still exit with the code
@@ -310,7 +311,7 @@ def _tolerant(stream: TextIO | None) -> TextIO:
         stream.reconfigure(errors="replace")  # a terminal that cannot show "…" must not end a run
     if type(stream) is not io.TextIOWrapper:
         return stream  # the stream of a test or a notebook
-    output = _Output(stream.fileno(), "wb", closefd=False)
+    output = _TolerantOutput(stream.fileno(), "wb", closefd=False)
     return _Stream(
         output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),  # python -u
         encoding=stream.encoding,
@@ -379,7 +380,7 @@ def start_module(
     """Start `python -m MODULE WORDS...` of Baton as `start_child` does.
 
     Args:
-        module: of `flows`.
+        module: its full name.
         words: its arguments.
         environment: more environment variables.
         settings: keyword arguments of `Popen`.
@@ -387,9 +388,8 @@ def start_module(
     Raises:
         OSError: the process cannot be started.
     """
-    # A flows.py or tasks.py in the working folder must not hide Baton's packages.
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    settings["env"] = {**os.environ, **(environment or {}), "PYTHONPATH": path}
+    settings["env"] = {**os.environ, **(environment or {})}
+    # -P: a baton.py in the working folder must not hide Baton.
     return start_child([sys.executable, "-P", "-m", module, *words], **settings)
 
 

@@ -46,7 +46,7 @@ def begin_with_fixed_hashes(verb: str = "run") -> None:
     if verb not in _VERBS:
         return
 
-    from tasks.foundation.machine.processes import hash_seed
+    from baton.tasks.foundation.machine.processes import hash_seed
 
     _of_command[:] = [True]
     if hash_seed() is None:
@@ -62,13 +62,13 @@ def keep_hash_seed(recorded: int | None) -> str:
     Returns:
         A warning, if this process hashes otherwise and cannot start anew; or nothing.
     """
-    from tasks.foundation.machine.processes import HASH_SEED, hash_seed
+    from baton.tasks.foundation.machine.processes import HASH_SEED, hash_seed
 
     own = hash_seed()
     if recorded is None or recorded == own:
         return ""
     if _of_command:
-        from flows.process import HOME, has_temporary_home  # slow to import, but it is by now
+        from baton.flows.process import HOME, has_temporary_home  # slow to import, but it is by now
 
         # A temporary home is removed once this program has ended; the next one makes its own.
         _start_anew(recorded, without=(HOME,) if has_temporary_home() else ())
@@ -82,10 +82,9 @@ def _start_anew(seed: int, *, without: Collection[str] = ()) -> None:
     """Replace this process by one with another hash seed, unless that was tried, or Python ignores the variable.
 
     Args:
-        seed: the seed.
         without: variables that the new program does not get.
     """
-    from tasks.foundation.machine.processes import HASH_SEED
+    from baton.tasks.foundation.machine.processes import HASH_SEED
 
     if sys.flags.ignore_environment or os.environ.get(HASH_SEED) == str(seed):
         return

@@ -14,36 +14,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flows.admit import Admitted, features_check
-from flows.agreed import require_same_keras
-from flows.evaluating import Command, Evaluations, is_in_flight
-from flows.opened_run import Run
-from flows.process import last_lines
-from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
-from flows.runner import Runner, StageStopped, acquired_devices
-from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.identity import recorded_callbacks
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Rewind, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_spec import callbacks_act_at_end, next_border
-from tasks.foundation.contracts.stage_calls import (
+from baton.flows.admit import Admitted, features_check
+from baton.flows.evaluating import Command, Evaluations, is_in_flight
+from baton.flows.host_checks import require_same_keras
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process import last_lines, stop_reason
+from baton.flows.result import RelayResult, leaves_time, report_end, result_of, result_of_interrupted
+from baton.flows.runner import Runner, StageStopped, acquired_devices
+from baton.tasks.foundation.checkpoint.save import AsyncSaves
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.identity import recorded_callbacks
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Head, Rewind, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_spec import callbacks_act_at_end, next_border
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     InitOrRestoreCall,
     PrepareDataCall,
     TrainSegmentCall,
 )
-from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.fold import fold
-from tasks.foundation.machine.cluster import is_chief
-from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.machine.stops import Stops, agreed_stop
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import (
+from baton.tasks.foundation.errors import (
+    DamagedCheckpoint,
+    InvalidInput,
+    NothingToRestore,
+    RunLogError,
+    StageLost,
+    StaleWriter,
+)
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.machine.cluster import is_chief
+from baton.tasks.foundation.machine.collectives import OneHost
+from baton.tasks.foundation.machine.hang import HangWatch
+from baton.tasks.foundation.machine.stops import Stops, agreed_stop
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.events import (
     Note,
     Phase,
     Several,
@@ -52,14 +59,14 @@ from tasks.foundation.telemetry.events import (
     WithoutPhases,
     warnings_as_notes,
 )
-from tasks.foundation.telemetry.formatting import checkpoint_name
-from tasks.foundation.telemetry.ledger import Ledger
-from tasks.foundation.telemetry.tensorboard import CurveFiles
-from tasks.foundation.telemetry.trackers import tracking
-from tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
+from baton.tasks.foundation.telemetry.formatting import checkpoint_name
+from baton.tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.telemetry.tensorboard import CurveFiles
+from baton.tasks.foundation.telemetry.trackers import tracking
+from baton.tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
-    from tasks.foundation.machine.devices import Accelerator
+    from baton.tasks.foundation.machine.devices import Accelerator
 
 
 def relay(
@@ -77,8 +84,6 @@ def relay(
 
     Args:
         admitted: the run, its goal and its options.
-        runner: runs the stages.
-        telemetry: receives every event.
         attempt: id of this attempt, a uuid4 made in this process, if remote stages know it; None: a new one.
         whole_process: whether the process runs only this command; its start-up and exit then count as the run's time,
             and it is ended if the training hangs.
@@ -157,10 +162,17 @@ def relay(
                     raise StageLost(f"{stop}; the run has not begun; run the same command again to begin it") from stop
                 telemetry.emit(Note(text=str(stop), warning=True))
                 return result
+            except BaseException as fault:
+                ledger.end(type(fault).__name__, str(fault))  # before the report, which reads the ledger
+                refused = isinstance(fault, InvalidInput)  # which leaves the home as it was
+                is_end = isinstance(fault, Exception) or leaves_time(stop_reason(fault))
+                if hosts.is_chief and is_end and not refused:
+                    report_end(run, telemetry)
+                raise
 
 
 def _prepared_dataset(
-    run: Run, runner: Runner, hosts: "Accelerator | OneHost", place: Place, *, is_new: bool
+    run: OpenedRun, runner: Runner, hosts: "Accelerator | OneHost", place: Place, *, is_new: bool
 ) -> DatasetRef:
     """Prepare the dataset on the chief first; the other hosts then find it prepared."""
     place.telemetry.emit(Phase(cause="prepare-data"))
@@ -333,8 +345,6 @@ class Relay(Command):
 
         Args:
             head: the head that the segment started from; its save may still have been in flight then.
-            result: of the segment.
-            in_flight: its checkpoint.
         """
         newest = None if self.place.saves is None else self.place.saves.newest
         if is_in_flight(head) and newest is not None:

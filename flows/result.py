@@ -10,16 +10,16 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from flows.facts import RunFacts
-from flows.opened_run import Goal, Run, RunHome
-from tasks.evaluate.report.page import PAGE, reported_entry, write_report
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
-from tasks.foundation.errors import BatonError, RunLogError, StorageError
-from tasks.foundation.machine.cluster import is_chief
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.telemetry.tensorboard import write_curves
-from tasks.foundation.telemetry.trackers import tracking, write_csv_files
+from baton.flows.facts import RunFacts
+from baton.flows.opened_run import Goal, OpenedRun, RunHome
+from baton.tasks.evaluate.report.page import PAGE, reported_entry, write_report
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
+from baton.tasks.foundation.errors import BatonError, RunLogError, StorageError
+from baton.tasks.foundation.machine.cluster import is_chief
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.telemetry.tensorboard import write_curves
+from baton.tasks.foundation.telemetry.trackers import tracking, write_csv_files
 
 # After these exit reasons the machine may disappear within seconds.
 _MACHINE_ENDS = frozenset({"sigterm", "preempted", "maintenance"})
@@ -61,7 +61,6 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink,
     The work is committed by then, so a report that cannot be written is a warning, whatever the reason.
 
     Args:
-        run: the run.
         segments: number of segments that this command trained.
         exit_reason: why the command ends.
         telemetry: receives the warning.
@@ -77,13 +76,15 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink,
     newest = run.log.newest_seen() if is_done else run.log.newest()
     if newest is None or newest.head.tip is None:
         raise RunLogError(f"{run.home.uri}: the run has no checkpoint, so there is nothing to report")
-    if is_done and isinstance(run, Run):
+    if is_done and isinstance(run, OpenedRun):
         with tracking(run.spec, run.home):  # if a command was killed before it sent everything
             pass
-    facts, tip = RunFacts.of(run, newest), newest.head.tip
-    # If a command was killed before it wrote curves and report, the next one writes them.
+    facts, tip = RunFacts.as_known(run, newest), newest.head.tip
+    # If a command was killed before it wrote curves and report, the next one writes them. After Ctrl-C the relay has.
     if report:
-        report = _write_all(run, newest, telemetry, unless_up_to_date=is_done)
+        report = _write_all(run, newest, telemetry, unless_up_to_date=is_done or exit_reason == "sigint")
+    with suppress(StorageError):  # an earlier one
+        report = report or run.home.exists(PAGE)
     return RelayResult(
         run=run.name,
         home=run.home.uri,
@@ -99,17 +100,35 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink,
         exit_reason=cast(CommandEnd, exit_reason),  # the model refuses any other text
         target=facts.target_of_command,
         epoch=facts.epoch,
-        report=f"{run.home.uri}/{PAGE}" if report or run.home.exists(PAGE) else None,
+        report=f"{run.home.uri}/{PAGE}" if report else None,
     )
 
 
-def _write_all(run: RunHome, newest: Entry, telemetry: Sink, *, unless_up_to_date: bool) -> bool:
+def report_end(run: RunHome, telemetry: Sink) -> str | None:
+    """Write the report of a run whose command has ended with an error or a stop, as the attempt's record has it.
+
+    Args:
+        telemetry: receives a warning if the report cannot be written.
+
+    Returns:
+        Address of the report; None if it has not the newest entry.
+    """
+    newest = None
+    with suppress(BatonError):  # a log that cannot be read is the error that ends the command, or is found by the next
+        newest = run.log.newest()
+    is_written = newest is not None and _write_all(run, newest, telemetry, unless_up_to_date=False, but="")
+    return f"{run.home.uri}/{PAGE}" if is_written else None
+
+
+def _write_all(
+    run: RunHome, newest: Entry, telemetry: Sink, *, unless_up_to_date: bool, but: str = "all work is committed, but "
+) -> bool:
     """Write what is made from the log; a failure is a warning. Returns whether the report has the newest entry."""
     with suppress(StorageError):  # whatever is wrong, writing says it
         if unless_up_to_date and reported_entry(run.home) == newest.number:
             return True
     files: dict[str, Callable[[], object]] = {"the curves": lambda: write_curves(run.log)}
-    if isinstance(run, Run):
+    if isinstance(run, OpenedRun):
         spec = run.with_recorded_examples(newest.head).spec
         files["the CSV files of callbacks"] = lambda: write_csv_files(run.log, spec)
     files["the report"] = lambda: write_report(run.log, title=run.name)
@@ -121,18 +140,17 @@ def _write_all(run: RunHome, newest: Entry, telemetry: Sink, *, unless_up_to_dat
             failed.add(what)
             why = str(fault) if isinstance(fault, BatonError) else f"{type(fault).__name__}: {fault}"
             again = f"baton report {run.home.uri} tries again"
-            text = f"all work is committed, but {what} could not be written: {why}; {again}"
+            text = f"{but}{what} could not be written; {again}: {why}"
             telemetry.emit(Note(text=text, warning=True))
     return "the report" not in failed
 
 
 def result_of_interrupted(
-    run: Run, goal: Goal, reason: str, *, since: Head | None, telemetry: Sink
+    run: OpenedRun, goal: Goal, reason: str, *, since: Head | None, telemetry: Sink
 ) -> RelayResult | None:
     """Read the state of the run after a signal ended the command. Write no report if the machine may disappear.
 
     Args:
-        run: the run.
         goal: the command's goal; if the run has reached it, the exit reason is the goal's.
         reason: the exit reason of the interrupted command.
         since: the head of the log when the command began; None: there was no log.

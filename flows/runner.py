@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import Environment, Head
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
+from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.log_entry import Environment, Head
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import StageCall
+from baton.tasks.foundation.machine.collectives import OneHost
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
-    from tasks.foundation.machine.devices import Accelerator
+    from baton.tasks.foundation.machine.devices import Accelerator
 
 
 C = TypeVar("C", bound=StageCall)
@@ -89,8 +89,6 @@ def read_tip_ahead(spec: RunSpec, home: Storage, head: Head | None) -> None:
     """Begin to read the checkpoint that this process will restore, before TensorFlow is imported.
 
     Args:
-        spec: the run file.
-        home: the run's home.
         head: the folded state of the newest entry; None if the run has not begun.
     """
     if head is not None and head.tip is not None and TRAIN_SEGMENT.name not in spec.stages.remote():
@@ -112,7 +110,6 @@ def acquired_devices(
     TensorFlow.
 
     Args:
-        spec: the run file.
         recorded: the environment in the run's log; None if the run has not begun.
         remote: names of the stages that run in other processes.
         telemetry: receives notes about the choice of devices.
@@ -124,7 +121,7 @@ def acquired_devices(
     if not stages_on_devices(spec) - remote:
         yield OneHost()
         return
-    from tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
+    from baton.tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
 
     accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic, link=link)
     if accelerator.auto_choice:

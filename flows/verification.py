@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from flows.opened_run import Run, RunHome
-from tasks.foundation.checkpoint.verify import find_damage, read_manifest
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, ShardRecord, checked_manifest
-from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code, saved_code_path
-from tasks.foundation.contracts.identity import VALIDATION
-from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Origin, StoredEntry
-from tasks.foundation.errors import (
+from baton.flows.opened_run import OpenedRun, RunHome
+from baton.tasks.foundation.checkpoint.verify import find_damage, read_manifest
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, ShardRecord, checked_manifest
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code, saved_code_path
+from baton.tasks.foundation.contracts.identity import VALIDATION
+from baton.tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Origin, StoredEntry
+from baton.tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
     DamagedDataset,
@@ -26,8 +26,8 @@ from tasks.foundation.errors import (
     PathRefused,
     RunLogError,
 )
-from tasks.foundation.log.appends import quarantine_older
-from tasks.foundation.log.files import (
+from baton.tasks.foundation.log.appends import quarantine_older
+from baton.tasks.foundation.log.files import (
     entry_number,
     entry_path,
     false_blocks,
@@ -35,14 +35,14 @@ from tasks.foundation.log.files import (
     folders_in_log,
     require_follows,
 )
-from tasks.foundation.log.history import KeptForGood, restorable
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import counted
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.opening import locate_shard
-from tasks.foundation.storage.transfers import damage_of, parallel_map
-from tasks.foundation.telemetry.formatting import size_words
-from tasks.prepare_data.sources.source_files import names_file
+from baton.tasks.foundation.log.history import KeptForGood, restorable
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.opening import locate_shard
+from baton.tasks.foundation.storage.transfers import damage_of, parallel_map
+from baton.tasks.foundation.telemetry.formatting import size_words
+from baton.tasks.foundation.text import counted
+from baton.tasks.prepare_data.sources.source_files import names_file
 
 _LOGGER = logging.getLogger(__name__)
 _READ_TOGETHER = 64
@@ -95,7 +95,6 @@ def verify_home(
     """Read every file that the run's log names, and compare it with its manifest.
 
     Args:
-        run: the run.
         quarantine: whether to take a damaged checkpoint of the head out of use, if two more reads agree. Never the tip:
             a run at work continues from its state in memory, and the next start quarantines it.
         on_progress: receives a line for each part that was read.
@@ -320,7 +319,7 @@ def _shards_to_read(run: RunHome, manifest: DatasetManifest, findings: Findings)
     # A file that Baton reads in place may hold examples of both training and validation.
     listed_shards = [part for shard in (*manifest.train, *manifest.validation) for part in (shard, shard.head)]
     shards = list({(shard.path, shard.begin): shard for shard in listed_shards if shard is not None}.values())
-    if isinstance(run, Run):
+    if isinstance(run, OpenedRun):
         return shards
     inside = [shard for shard in shards if not shard.is_external]
     findings.not_read += len(shards) - len(inside)
@@ -328,7 +327,7 @@ def _shards_to_read(run: RunHome, manifest: DatasetManifest, findings: Findings)
 
 
 def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
-    if shard.is_external and not (isinstance(run, Run) and _is_named(run, shard.path)):
+    if shard.is_external and not (isinstance(run, OpenedRun) and _is_named(run, shard.path)):
         return f"{shard.path} is outside of the storage, and data.options.path does not name it; it was not read"
     storage, name = locate_shard(run.root.at(folder), shard)
     expected = FileStat(size=shard.size, crc32c=shard.crc32c)
@@ -337,7 +336,7 @@ def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
     return None if fault is None else f"{fault}; {remedy}"
 
 
-def _is_named(run: Run, path: str) -> bool:
+def _is_named(run: OpenedRun, path: str) -> bool:
     """Whether the user's run file names a file outside of the storage."""
     return any(names_file(named, run.folder, path) for named in run.spec.data.paths_in_place)
 

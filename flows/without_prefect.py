@@ -1,32 +1,32 @@
-"""Train without Prefect in a bare process: `python -m flows.without_prefect FILE [options]`.
+"""Train without Prefect in a bare process: `python -m baton.flows.without_prefect FILE [options]`.
 
 The last line of standard output is the result as JSON, unless a report is asked for. A `BatonError` ends the process
 with its exit code, and is printed at the end of standard error as `error: Class: text`.
 """
 
-from flows.process_start import begin_with_fixed_hashes
+from baton.flows.process_start import begin_with_fixed_hashes
 
 if __name__ == "__main__":
     begin_with_fixed_hashes()
 
-from flows.process import exits_with  # isort: skip - the function that registers first is called last
+from baton.flows.process import exits_with  # isort: skip - the function that registers first is called last
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu import announce_tpu
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.tpu import announce_tpu
 
 quiet_tensorflow()
 announce_tpu()
 
-from flows.admit import admit  # noqa: E402
-from flows.agreed import refusals_told  # noqa: E402
-from flows.bare_process import process_report  # noqa: E402
-from flows.opened_run import Goal, Run  # noqa: E402
-from flows.process import (  # noqa: E402
+from baton.flows.admit import admit  # noqa: E402
+from baton.flows.bare_process import process_report  # noqa: E402
+from baton.flows.host_checks import refusals_told  # noqa: E402
+from baton.flows.opened_run import Goal, OpenedRun  # noqa: E402
+from baton.flows.process import (  # noqa: E402
     Terminated,
     keep_main_module_from_children,
     mask_library_output,
@@ -37,26 +37,26 @@ from flows.process import (  # noqa: E402
     tolerate_closed_readers,
     unreachable_store,
 )
-from flows.process_start import fast_imports  # noqa: E402
-from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
-from flows.result import RelayResult  # noqa: E402
-from flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402  # noqa: E402
-from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
-from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
-from tasks.foundation.errors import BatonError  # noqa: E402
-from tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
-from tasks.foundation.messages import shown_lines  # noqa: E402
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
-from tasks.foundation.telemetry.console import Console  # noqa: E402
-from tasks.foundation.telemetry.events import (  # noqa: E402
+from baton.flows.process_start import fast_imports  # noqa: E402
+from baton.flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from baton.flows.result import RelayResult  # noqa: E402
+from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
+from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
+from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
+from baton.tasks.foundation.errors import BatonError  # noqa: E402
+from baton.tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
+from baton.tasks.foundation.telemetry.console import Console  # noqa: E402
+from baton.tasks.foundation.telemetry.events import (  # noqa: E402
     Several,
     Sink,
     warnings_as_notes,
 )
+from baton.tasks.foundation.text import shown_lines  # noqa: E402
 
 
 def train(
-    run: Run,
+    run: OpenedRun,
     goal: Goal,
     runner: Runner | None = None,
     *,
@@ -68,10 +68,8 @@ def train(
     """Admit a run and train it to its goal.
 
     Args:
-        run: the run.
         goal: how far to train.
         runner: runs the stages; None: as functions in this process.
-        telemetry: receives every event.
         accept: identity keys whose change is accepted.
         try_again: forget earlier attempts without progress.
         take_over: start even if another process trains the run.
@@ -101,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 3 if work is left to do, or the exit code of the `BatonError` that ended the run.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m flows.without_prefect", description="Train a run file without Prefect."
+        prog="python -m baton.flows.without_prefect", description="Train a run file without Prefect."
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
@@ -124,7 +122,7 @@ def _train(options: argparse.Namespace) -> int:
         with process_report(options.report) as reporter:
             provide_home_folder()
             with refusals_told(options.file, options.overrides, note=_say):
-                run = Run.open(load_run_file(options.file, options.overrides))
+                run = OpenedRun.open(load_run_file(options.file, options.overrides))
                 goal = Goal.of(
                     run.spec,
                     until_step=options.until_step,

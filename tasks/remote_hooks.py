@@ -2,17 +2,17 @@
 
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, SegmentResult
-from tasks.foundation.contracts.stage_calls import (
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, SegmentResult
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     RemoteCheckpointToGcsCall,
     RemoteTrainSegmentCall,
     TrainSegmentCall,
 )
-from tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Committed, Evaluated, Note
+from baton.tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note
 
 
 def remote_segment_call(call: TrainSegmentCall, _place: Place) -> RemoteTrainSegmentCall:

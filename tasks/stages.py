@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry, Environment, Evaluation, Head, SegmentResult
-from tasks.foundation.contracts.stage_calls import (
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Entry, Environment, Evaluation, Head, SegmentResult
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     InitOrRestoreCall,
     PrepareDataCall,
     TrainSegmentCall,
 )
-from tasks.foundation.stage import Place, RemoteHooks, Stage
-from tasks.remote_hooks import (
+from baton.tasks.foundation.stage import Place, RemoteHooks, Stage
+from baton.tasks.remote_hooks import (
     drop_segment_of,
     emit_commit,
     emit_evaluation,
@@ -24,31 +24,31 @@ from tasks.remote_hooks import (
 
 
 def _load_prepare_data() -> Callable[[PrepareDataCall, Place], DatasetRef]:
-    from tasks.prepare_data.stage import prepare_data
+    from baton.tasks.prepare_data.stage import prepare_data
 
     return prepare_data
 
 
 def _load_init_or_restore() -> Callable[[InitOrRestoreCall, Place], Head]:
-    from tasks.init_or_restore.stage import init_or_restore
+    from baton.tasks.init_or_restore.stage import init_or_restore
 
     return init_or_restore
 
 
 def _load_train_segment() -> Callable[[TrainSegmentCall, Place], SegmentResult]:
-    from tasks.train_segment.stage import train_segment
+    from baton.tasks.train_segment.stage import train_segment
 
     return train_segment
 
 
 def _load_checkpoint_to_gcs() -> Callable[[CheckpointToGcsCall, Place], Entry]:
-    from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+    from baton.tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
 
     return checkpoint_to_gcs
 
 
 def _load_evaluate() -> Callable[[EvaluateCall, Place], Evaluation]:
-    from tasks.evaluate.stage import evaluate
+    from baton.tasks.evaluate.stage import evaluate
 
     return evaluate
 

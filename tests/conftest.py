@@ -1,16 +1,19 @@
 """Settings and fixtures of all tests: fork servers, the fake Cloud Storage, one accelerator for the process."""
 
 import gc
+import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tasks.foundation.child_imports import process_folder
+from baton.tasks.foundation.child_imports import process_folder
 from tests.support.checkout import CHECKOUT
 
 if TYPE_CHECKING:
@@ -39,24 +42,52 @@ settings.load_profile("baton")
 gc.disable()  # until all tests are collected: imports leave next to no garbage
 
 
-# They take a minute or more. Those that mostly wait alternate with those that compute.
-_LONGEST = (
-    "test_five_stages", "test_strategies", "test_readme", "test_faulty_homes", "test_remote_stages", "test_exactness",
-    "test_supervisor", "test_any_cut", "test_prefect", "test_callbacks", "test_prefect_ui", "test_multi_worker",
-    "test_prefect_worker", "test_save_in_flight", "test_prove", "test_carried_changes", "test_built_images",
-    "test_benchmarks", "test_chaos", "test_own_model", "test_rivals", "test_stops", "test_state_beside_variables",
-    "test_cloud_runs", "test_deploying", "test_data_forms", "test_hung_processes", "test_guide",
-)  # fmt: skip
+# Seconds of each test file that takes some, written by `pytest --record-durations`.
+_DURATIONS = Path(__file__).with_name("durations.json")
+_RECORDED_FROM_SECONDS = 2.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help=f"write {_DURATIONS.name} after all tests")
+    parser.addoption("--fast", action="store_true", help="only files that fast_selection.py chooses")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is not fast, before it is imported."""
+    if not config.getoption("--fast") or not collection_path.name.startswith("test_"):
+        return None
+    from tests.support.fast_selection import fast_files
+
+    return collection_path.relative_to(CHECKOUT).as_posix() not in fast_files() or None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # With several processes, only the one that has no tests of its own hears of all.
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Durations(), "durations")
+
+
+class _Durations:
+    """Adds up how long each file's tests take."""
+
+    def __init__(self) -> None:
+        self._seconds = Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        kept = {file: round(each) for file, each in self._seconds.items() if each >= _RECORDED_FROM_SECONDS}
+        _DURATIONS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, then others with slow tests, so that both workers end at about the same time.
+    """Run the longest files first, so that all processes end at about the same time.
 
-    A worker runs whole files (`--dist loadfile` in the Makefile), because the tests of one share what takes long.
+    A process runs whole files (`--dist loadfile` in the Makefile), because the tests of one share what takes long.
     """
-    with_slow = {item.path for item in items if item.get_closest_marker("slow")}
-    ranks = {name: rank for rank, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: (ranks.get(item.path.stem, len(ranks)), item.path not in with_slow))
+    seconds = json.loads(_DURATIONS.read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
 
 
 def pytest_collection_finish() -> None:
@@ -74,8 +105,8 @@ def pytest_sessionfinish() -> None:
 def _threads_before_tensorflow_is_used() -> None:
     """Set TensorFlow's thread counts; its first operation fixes them."""
     if "tensorflow" in sys.modules:
-        from tasks.foundation.contracts.placement import AcceleratorSpec
-        from tasks.foundation.machine.devices import acquire
+        from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+        from baton.tasks.foundation.machine.devices import acquire
 
         acquire(AcceleratorSpec(), None)
 
@@ -100,7 +131,7 @@ def _collect_new_objects_only() -> None:
 def _no_exit_deadline() -> Iterator[None]:
     """Clear the exit deadline that a test may have set for this process."""
     yield
-    from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+    from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     PROCESS_DEADLINE.clear()
 

@@ -4,64 +4,18 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.support.checkout import CHECKOUT as ROOT
-
-
-class Import(NamedTuple):
-    file: str
-    line: int
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} imports {self.module}"
-
-
-def imports_of(text: str, file: str) -> Iterator[Import]:
-    """Every import of a file, those within functions and under `if TYPE_CHECKING` too."""
-    package = list(Path(file).parent.parts)
-    for node in ast.walk(ast.parse(text, file)):
-        if isinstance(node, ast.Import):
-            yield from (Import(file, node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            # `from tasks import evaluate` names a module too.
-            yield from (Import(file, node.lineno, f"{module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call):
-            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            first = node.args[0] if node.args else None
-            if function in {"import_module", "__import__"} and isinstance(first, ast.Constant):
-                yield Import(file, node.lineno, str(first.value))
-
-
-def imports_below(*folders: str) -> list[Import]:
-    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
-    return [
-        found
-        for file in files
-        for found in imports_of(file.read_text(encoding="utf-8"), file.relative_to(ROOT).as_posix())
-    ]
-
-
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
+from tests.support.imports import Import, imports_below, imports_in, imports_of, modules_of, parsed, within
 
 
 def shown(wrong: list[Import]) -> str:
     return "\n".join(map(str, wrong))
-
-
-def modules_of(*folders: str) -> dict[str, str]:
-    """Module name -> file, below the folders."""
-    files = [file.relative_to(ROOT).as_posix() for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    return {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in files}
 
 
 def runs_as_main(node: ast.stmt) -> bool:
@@ -74,9 +28,9 @@ def graph_of_imports() -> dict[str, set[str]]:
     modules = modules_of("flows", "tasks")
     graph = {}
     for module, file in modules.items():
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
+        tree = parsed(file)
         tree.body = [node for node in tree.body if not runs_as_main(node)]
-        imported = {found.module for found in imports_of(ast.unparse(tree), file)}
+        imported = {found.module for found in imports_in(tree, file)}
         named = imported | {name.rpartition(".")[0] for name in imported}
         graph[module] = {name for name in named if name in modules and not modules[name].endswith("__init__.py")}
     return graph
@@ -133,27 +87,63 @@ HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
 # What may be imported from where, besides itself, the standard library and installed packages.
 ALLOWED = {
-    "contracts": {"errors", "messages"},
-    "errors": {"messages"},
-    "messages": set(),
-    "storage": {"contracts", "errors", "messages"},
-    "log": {"contracts", "errors", "machine", "messages", "storage", "telemetry"},
+    "contracts": {"errors", "masking", "text"},
+    "errors": {"masking", "text"},
+    "masking": set(),
+    "text": {"masking"},
+    "storage": {"contracts", "errors", "masking", "text"},
+    "log": {"contracts", "errors", "machine", "masking", "text", "storage", "telemetry"},
     "checkpoint": {
-        *("contracts", "errors", "machine", "messages", "model", "log", "state", "storage", "telemetry"),
+        *("contracts", "errors", "machine", "masking", "text", "model", "log", "state", "storage", "telemetry"),
     },
     "state": {
-        *("contracts", "dataset", "errors", "machine", "messages", "model", "storage", "user_code"),
+        *(
+            "contracts",
+            "dataset",
+            "errors",
+            "machine",
+            "masking",
+            "text",
+            "model",
+            "storage",
+            "keras_config",
+            "user_functions",
+        ),
     },
-    "dataset": {"contracts", "errors", "machine", "messages", "model", "storage", "user_code", "user_errors"},
+    "dataset": {
+        "contracts",
+        "errors",
+        "machine",
+        "masking",
+        "text",
+        "model",
+        "storage",
+        "keras_config",
+        "user_functions",
+        "user_traceback",
+    },
     "model": {
-        *("contracts", "errors", "machine", "messages", "seeding", "storage", "telemetry", "user_code", "user_errors"),
+        *(
+            "contracts",
+            "errors",
+            "machine",
+            "masking",
+            "text",
+            "seeding",
+            "storage",
+            "telemetry",
+            "keras_config",
+            "user_functions",
+            "user_traceback",
+        ),
     },
     "seeding": set(),
-    "user_errors": {"messages"},
+    "user_traceback": {"text"},
     "child_imports": {"seeding", "storage"},
-    "user_code": {"child_imports", "contracts", "errors", "messages", "seeding", "user_errors"},
+    "keras_config": {"contracts", "errors", "text"},
+    "user_functions": {"child_imports", "contracts", "errors", "keras_config", "seeding", "text", "user_traceback"},
     "stage": {"checkpoint", "contracts", "log", "storage", "telemetry"},
-    "machine": {"contracts", "errors", "messages", "storage", "telemetry", "user_code"},
+    "machine": {"contracts", "errors", "masking", "text", "storage", "telemetry", "keras_config", "user_functions"},
 }
 # Of the checkpoint: what commits, selects, retires and forks needs no TensorFlow.
 LIGHT_CHECKPOINT = (
@@ -164,18 +154,19 @@ LIGHT_CHECKPOINT = (
     "verify",
 )
 # Of the machine: what stops and watches a process, and what is read before TensorFlow is imported.
-LIGHT_MACHINE = ("environment", "hang", "hosts", "metadata_server", "processes", "stops", "threads")
+LIGHT_MACHINE = ("collectives", "environment", "hang", "metadata_server", "processes", "stops", "threads")
 # Files that only move files need: an image without TensorFlow holds them.
 LIGHT = (
     "contracts/",
     "errors.py",
-    "messages.py",
+    "masking.py",
+    "text.py",
     "storage/",
     "log/",
     *(f"checkpoint/{name}.py" for name in LIGHT_CHECKPOINT),
     "stage.py",
     *(f"machine/{name}.py" for name in LIGHT_MACHINE),
-    "user_errors.py",
+    "user_traceback.py",
     "telemetry/__init__.py",
     "telemetry/tensorboard.py",
     "telemetry/events.py",
@@ -187,16 +178,67 @@ LIGHT = (
 IMPORTS = imports_below("flows", "tasks")
 
 
-# What was reached on the way to a house that one head can hold. A change lowers them; a feature that needs more says
-# so.
-MOST_MODULES = 235
-MOST_LINES = 66_405
+# What was reached on the way to a house that one head can hold, and 1 % more. A change lowers it; a feature that needs
+# more says so.
+MOST_MODULES = 240
+# Statements by folder, not lines: no text is squeezed to fit.
+MOST_STATEMENTS = {
+    "flows": 2594,
+    "flows/commands": 1590,
+    "flows/doctor": 762,
+    "flows/package": 14,
+    "flows/proof": 597,
+    "flows/with_prefect": 1800,
+    "tasks": 72,
+    "tasks/checkpoint_to_gcs": 17,
+    "tasks/evaluate": 1044,
+    "tasks/evaluate/report": 745,
+    "tasks/foundation": 860,
+    "tasks/foundation/checkpoint": 1446,
+    "tasks/foundation/contracts": 2391,
+    "tasks/foundation/dataset": 2542,
+    "tasks/foundation/log": 1384,
+    "tasks/foundation/machine": 2170,
+    "tasks/foundation/model": 2912,
+    "tasks/foundation/state": 834,
+    "tasks/foundation/storage": 894,
+    "tasks/foundation/storage/gcs": 974,
+    "tasks/foundation/telemetry": 1192,
+    "tasks/init_or_restore": 566,
+    "tasks/init_or_restore/weights": 649,
+    "tasks/prepare_data": 1534,
+    "tasks/prepare_data/sources": 4034,
+    "tasks/train_segment": 1187,
+}
+
+
+def statements_of(text: str) -> int:
+    """How many statements a file has, without its docstrings."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    return sum(not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in nodes)
 
 
 def test_the_house_does_not_grow() -> None:
-    files = [file for folder in ("flows", "tasks") for file in (ROOT / folder).rglob("*.py")]
-    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    assert (len(files) <= MOST_MODULES, lines <= MOST_LINES) == (True, True), (len(files), lines)
+    files = [file.relative_to(ROOT) for folder in ("flows", "tasks") for file in (ROOT / folder).rglob("*.py")]
+    found = Counter[str]()
+    for file in files:
+        found[file.parent.as_posix()] += statements_of((ROOT / file).read_text(encoding="utf-8"))
+    grown = {folder: (found[folder], most) for folder, most in MOST_STATEMENTS.items() if found[folder] > most}
+    assert (grown, found.keys() - MOST_STATEMENTS.keys()) == ({}, set())
+    assert len(files) <= MOST_MODULES
+
+
+def test_only_the_installed_package_is_imported() -> None:
+    """`flows.x` beside `baton.flows.x` would be a second module: its classes are other ones."""
+    everywhere = [*IMPORTS, *imports_below("containers", "deploy", "tests")]
+    wrong = [found for found in everywhere if within(found.module, "flows") or within(found.module, "tasks")]
+    assert not wrong, shown(wrong)
+
+
+def test_every_folder_of_modules_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = [name for name, file in modules_of("flows", "tasks").items() if file.endswith("/__init__.py")]
+    assert listed == sorted(folders)
 
 
 def test_a_file_name_stands_once() -> None:
@@ -226,13 +268,13 @@ def test_rooms_never_import_each_other() -> None:
         for found in IMPORTS
         for room in ROOMS
         if found.file.startswith(f"tasks/{room}/")
-        if any(within(found.module, f"tasks.{other}") for other in ROOMS if other != room)
+        if any(within(found.module, f"baton.tasks.{other}") for other in ROOMS if other != room)
     ]
     assert not wrong, shown(wrong)
 
 
 def test_tasks_never_import_flows() -> None:
-    wrong = [found for found in IMPORTS if found.file.startswith("tasks/") and within(found.module, "flows")]
+    wrong = [found for found in IMPORTS if found.file.startswith("tasks/") and within(found.module, "baton.flows")]
     assert not wrong, shown(wrong)
 
 
@@ -241,8 +283,8 @@ def test_the_ground_knows_no_room() -> None:
         found
         for found in IMPORTS
         if found.file.startswith("tasks/foundation/")
-        and within(found.module, "tasks")
-        and not within(found.module, "tasks.foundation")
+        and within(found.module, "baton.tasks")
+        and not within(found.module, "baton.tasks.foundation")
     ]
     assert not wrong, shown(wrong)
 
@@ -273,8 +315,8 @@ def test_arrows_within_the_ground_run_one_way(part: str) -> None:
         found
         for found in IMPORTS
         if found.file.startswith((f"tasks/foundation/{part}/", f"tasks/foundation/{part}.py"))
-        and within(found.module, "tasks.foundation")
-        and found.module.split(".")[2] not in below
+        and within(found.module, "baton.tasks.foundation")
+        and found.module.split(".")[3] not in below
     ]
     assert not wrong, shown(wrong)
 
@@ -284,8 +326,8 @@ def test_the_run_log_knows_of_telemetry_the_events_only() -> None:
         found
         for found in IMPORTS
         if found.file.startswith("tasks/foundation/log/")
-        and within(found.module, "tasks.foundation.telemetry")
-        and not within(found.module, "tasks.foundation.telemetry.events")
+        and within(found.module, "baton.tasks.foundation.telemetry")
+        and not within(found.module, "baton.tasks.foundation.telemetry.events")
     ]
     assert not wrong, shown(wrong)
 
@@ -299,11 +341,11 @@ ARROWS_OF_FLOWS = {
     "facts": {"opened_run"},
     "comparison": {"facts", "opened_run"},
     "result": {"facts", "opened_run"},
-    "agreed": {"opened_run"},
-    "admit": {"agreed", "opened_run", "process_start", "result"},
+    "host_checks": {"opened_run"},
+    "admit": {"host_checks", "opened_run", "process_start", "result"},
     "runner": set(),
     "evaluating": {"admit", "opened_run", "runner"},
-    "relay": {"admit", "agreed", "evaluating", "opened_run", "process", "result", "runner"},
+    "relay": {"admit", "host_checks", "evaluating", "opened_run", "process", "result", "runner"},
     "bare_process": {"process"},
     "proof": {"admit", "bare_process", "opened_run"},
     "doctor": {"admit", "opened_run", "process_start"},
@@ -312,14 +354,14 @@ ATOP_OF_FLOWS = {"commands", "with_prefect", "without_prefect", "api"}
 
 
 def room_of(module: str) -> str:
-    return module.split(".")[1]
+    return module.split(".")[2]
 
 
 def test_arrows_within_flows_run_one_way() -> None:
     graph = {
-        module: {name for name in imported if within(name, "flows")}
+        module: {name for name in imported if within(name, "baton.flows")}
         for module, imported in graph_of_imports().items()
-        if within(module, "flows") and module != "flows"
+        if within(module, "baton.flows") and module != "baton.flows"
     }
     assert {room_of(module) for module in graph} == set(ARROWS_OF_FLOWS) | ATOP_OF_FLOWS
     wrong = [
@@ -438,9 +480,9 @@ def test_python_lives_in_the_folders_of_the_house() -> None:
     [
         ("import a.b, c as d", "tasks/x/y.py", ["a.b", "c"]),
         ("from a.b import c", "tasks/x/y.py", ["a.b.c"]),
-        ("from tasks import evaluate", "tasks/x/y.py", ["tasks.evaluate"]),
-        ("from . import z", "tasks/x/y.py", ["tasks.x.z"]),
-        ("from ..evaluate.stage import z", "tasks/x/y.py", ["tasks.evaluate.stage.z"]),
+        ("from baton.tasks import evaluate", "tasks/x/y.py", ["baton.tasks.evaluate"]),
+        ("from . import z", "tasks/x/y.py", ["baton.tasks.x.z"]),
+        ("from ..evaluate.stage import z", "tasks/x/y.py", ["baton.tasks.evaluate.stage.z"]),
         ("def f():\n    import keras", "tasks/x/y.py", ["keras"]),
         ("def f():\n    importlib.import_module('tensorflow')", "tasks/x/y.py", ["tensorflow"]),
         ("x = 'import keras'", "tasks/x/y.py", []),
@@ -459,15 +501,15 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_the_command_starts_without_tensorflow_and_prefect() -> None:
     assert (ROOT / "flows" / "commands" / "main.py").is_file(), "flows/commands/main.py, the command, is missing"
-    assert not loaded_after("import flows.commands.main") & {*HEAVY, "prefect", "fastapi", "sklearn"}
+    assert not loaded_after("import baton.flows.commands.main") & {*HEAVY, "prefect", "fastapi", "sklearn"}
 
 
 @pytest.mark.parametrize("module", LIGHT_CHECKPOINT)
 def test_committed_checkpoints_need_no_tensorflow(module: str) -> None:
-    assert not loaded_after(f"import tasks.foundation.checkpoint.{module}") & {*HEAVY, "prefect"}
+    assert not loaded_after(f"import baton.tasks.foundation.checkpoint.{module}") & {*HEAVY, "prefect"}
 
 
 def test_reading_a_run_file_and_a_log_needs_neither() -> None:
-    modules = ("contracts.run_file", "log.appends", "user_code")
-    statement = "; ".join(f"import tasks.foundation.{module}" for module in modules)
+    modules = ("contracts.run_file", "log.appends", "user_functions")
+    statement = "; ".join(f"import baton.tasks.foundation.{module}" for module in modules)
     assert not loaded_after(statement) & {*HEAVY, "prefect"}

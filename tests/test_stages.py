@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
-from tasks.foundation.contracts.placement import StagesSpec
-from tasks.foundation.stage import Place, Stage
-from tasks.stages import STAGES
+from baton.tasks.foundation.contracts.placement import StagesSpec
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.stages import STAGES
 from tests.support.checkout import CHECKOUT
 
 
@@ -17,7 +17,7 @@ def test_table_has_the_stages_of_the_run_file_in_order() -> None:
 
 
 def test_labels_are_the_names_of_the_flows() -> None:
-    from flows.with_prefect import stage_flows
+    from baton.flows.with_prefect import stage_flows
 
     assert [getattr(stage_flows, stage.name).name for stage in STAGES] == [stage.label for stage in STAGES]
 
@@ -31,6 +31,6 @@ def test_work_has_the_contracts_of_the_table(stage: Stage[typing.Any, typing.Any
 
 
 def test_table_imports_neither_tensorflow_nor_prefect() -> None:
-    code = "import sys, tasks.stages\nprint(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, baton.tasks.stages\nprint(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert not {"tensorflow", "keras", "prefect"} & set(done.stdout.split())

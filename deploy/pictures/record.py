@@ -102,7 +102,7 @@ def _running(folder: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
         "PYTHONPATH": str(CHECKOUT),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "flows.commands.main", "run", "run.yaml", *OPTIONS]
+    command = [sys.executable, "-m", "baton.flows.commands.main", "run", "run.yaml", *OPTIONS]
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from flows.admit import require_free_servers
-from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, run_with_code
-from flows.commands.output import Output, Painted, say, say_json
-from flows.opened_run import hint_at_other_files, write_run_file
-from flows.proof.execute import termination_as_interrupt
-from flows.proof.receipt import audit_in_scratch, receipt_parts
-from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
-from tasks.foundation.log.receipts import store_receipt
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.formatting import BAD, GOOD, Style
+from baton.flows.admit import require_free_servers
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, run_with_code
+from baton.flows.commands.output import Output, Painted, say, say_json
+from baton.flows.opened_run import hint_at_other_files, write_run_file
+from baton.flows.proof.execute import termination_as_interrupt
+from baton.flows.proof.receipt import audit_in_scratch, receipt_parts
+from baton.tasks.foundation.errors import DamagedCheckpoint, InvalidInput
+from baton.tasks.foundation.log.receipts import store_receipt
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.formatting import BAD, GOOD, Style
 
 
 def audit(

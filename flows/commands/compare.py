@@ -8,15 +8,15 @@ from typing import Annotated, Final
 
 import typer
 
-from flows.commands.options import AsJson
-from flows.commands.output import Output, Painted, say_json
-from flows.comparison import CodeDiff, ComparedRun, Comparison, value_text
-from flows.opened_run import open_run
-from tasks.evaluate.report.sections import cut
-from tasks.foundation.contracts.log_entry import Best
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import Style, duration_words, number_words
+from baton.flows.commands.options import AsJson
+from baton.flows.commands.output import Output, Painted, save_page, say_json, uri_of
+from baton.flows.comparison import CodeDiff, ComparedRun, Comparison, value_text
+from baton.flows.opened_run import open_run
+from baton.tasks.evaluate.report.sections import cut
+from baton.tasks.foundation.contracts.log_entry import Best
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.telemetry.formatting import Style, duration_words, number_words
+from baton.tasks.foundation.text import counted
 
 _FEWEST, _MOST = 2, 8
 _WHOLE_CHARACTERS, _FEWEST_CHARACTERS, _GAP = 1000, 12, 3
@@ -48,7 +48,7 @@ def compare(
     if html is not None:
         _write_page(html, found, names)
     if as_json:
-        say_json({**found.json(), "page": _uri(html)})
+        say_json({**found.json(), "page": uri_of(html)})
         return
     out = Output.to(sys.stdout, verbose=verbose)
     _print_runs(out, found.runs)
@@ -56,7 +56,7 @@ def compare(
     _print_curves(out, found.runs, names)
     if html is not None:
         out.line()
-        out.line(f"page: {_uri(html)}")
+        out.line(f"page: {uri_of(html)}")
 
 
 def _print_runs(out: Output, runs: Sequence[ComparedRun]) -> None:
@@ -144,7 +144,6 @@ def sparkline(curve: Sequence[tuple[int, float]], *, columns: int, last: int, va
     """Draw a curve with characters of eight heights.
 
     Args:
-        curve: step and value, by step.
         columns: characters for the steps from 0 to `last`.
         last: the last step of all curves that are compared.
         values: all their values, which decide the heights. They are logarithmic if they are positive and far apart.
@@ -174,14 +173,10 @@ def sparkline(curve: Sequence[tuple[int, float]], *, columns: int, last: int, va
     return "".join(drawn).rstrip()
 
 
-def _uri(page: Path | None) -> str | None:
-    return None if page is None else str(page.resolve())
-
-
 def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
-    from tasks.evaluate.report.charts import Clock, line_of
-    from tasks.evaluate.report.page import comparison_page
-    from tasks.evaluate.report.sections import Cell, Section, Table, number
+    from baton.tasks.evaluate.report.charts import Clock, line_of
+    from baton.tasks.evaluate.report.page import comparison_page
+    from baton.tasks.evaluate.report.sections import Cell, Section, Table, number
 
     runs = found.runs
     metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
@@ -222,12 +217,12 @@ def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
         unfolded=len(found.code) if sum(each.diff.count("\n") for each in found.code) < _DIFF_LINES else 0,
     )
     text = comparison_page(
+        title=" / ".join(run.name for run in runs),
+        address=f"{len(runs)} runs",
         runs=[run.name for run in runs],
-        sections=[Section(heading="Runs", table=Table(headings=headings, rows=rows)), differing],
+        lead=[Section(heading="Runs", table=Table(headings=headings, rows=rows))],
+        sections=[differing],
         curves={name: [line_of(run.history, name, run.name) for run in runs] for name in names},
         clocks=[Clock.of(run.history) for run in runs],
     )
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as fault:
-        raise InvalidInput(f"--html {page} cannot be written ({fault.strerror}); name another file") from fault
+    save_page(page, text)

@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import Output, Painted, say_json, status
-from flows.doctor.cost import check_commit, check_preemption
-from flows.doctor.data_checks import check_data, check_input
-from flows.doctor.run_file_checks import (
+from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
+from baton.flows.commands.output import Output, Painted, say_json, status
+from baton.flows.doctor.cost import check_commit, check_preemption
+from baton.flows.doctor.data_checks import check_data, check_input
+from baton.flows.doctor.run_file_checks import (
     Checks,
     Finding,
     check_accelerator,
@@ -29,16 +29,16 @@ from flows.doctor.run_file_checks import (
     check_run_file,
     check_storage,
 )
-from flows.opened_run import Run
-from flows.process_start import fast_imports, keep_hash_seed
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu import TpuType, tpu_type
-from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
-from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process_start import fast_imports, keep_hash_seed
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.contracts.run_spec import with_examples
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.tpu import TpuType, tpu_type
+from baton.tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
+from baton.tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
 
 
 def run_checks(
@@ -53,7 +53,6 @@ def run_checks(
     """Run all checks. Temporary files are written on this machine and below the storage root, and then deleted.
 
     Args:
-        file: path of the run file.
         overrides: changes to keys of the run file, `key=value` each, such as train.steps=100.
         on_finding: called with each finding as soon as it is known.
         tpu: TPU type to check for; None if the user names none.
@@ -92,7 +91,7 @@ def run_checks(
         checks.run(
             "preemption",
             lambda run, cost, model: check_preemption(
-                run, cost, start_seconds=model.seconds, step_seconds=step_seconds, hours_between=hours_between
+                run, cost, start_seconds=model.seconds, hours_between=hours_between
             ),
             run,
             commit,
@@ -128,14 +127,14 @@ def _log_of(run: RunFile, storage: Finding) -> RunLog | None:
 def _model_checks() -> ModuleType:
     """Import TensorFlow late, so that the cheap checks do not wait for it."""
     with fast_imports():
-        from flows.doctor import model_checks
+        from baton.flows.doctor import model_checks
 
     return model_checks
 
 
 def _xla_checks() -> ModuleType:
     """Import TensorFlow late, as `_model_checks` does."""
-    from flows.doctor import device_checks
+    from baton.flows.doctor import device_checks
 
     return device_checks
 
@@ -194,7 +193,7 @@ def doctor(
 def _take_hash_seed(file: Path, overrides: Sequence[str]) -> None:
     """Go on with the hash seed of the run, if it has begun: its model may depend on the order of a set."""
     with suppress(BatonError):  # what cannot be read, a check says
-        head = Run.open(load_run_file(file, overrides)).log.head()
+        head = OpenedRun.open(load_run_file(file, overrides)).log.head()
         if head is not None:
             keep_hash_seed(head.environment.hash_seed)
 

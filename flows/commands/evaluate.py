@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from flows.commands.options import (
+from baton.flows.commands.options import (
     RUN_FILE,
     Address,
     AsJson,
@@ -17,19 +17,19 @@ from flows.commands.options import (
     run_with_code,
     step_of,
 )
-from flows.commands.output import Output, Painted, say_json
-from flows.evaluating import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
-from flows.opened_run import Run, hint_at_other_files
-from flows.process_start import fast_imports
-from flows.runner import InProcess, Runner
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Sink, warnings_as_notes
-from tasks.foundation.telemetry.formatting import BAD, GOOD, metric_words
+from baton.flows.commands.output import Output, Painted, say_json
+from baton.flows.evaluating import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
+from baton.flows.opened_run import OpenedRun, hint_at_other_files
+from baton.flows.process_start import fast_imports
+from baton.flows.runner import InProcess, Runner
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Sink, warnings_as_notes
+from baton.tasks.foundation.telemetry.formatting import BAD, GOOD, metric_words
+from baton.tasks.foundation.text import counted
 
 
 def evaluate(
@@ -76,13 +76,13 @@ def _set_of(on: str) -> SetName:
     raise InvalidInput(f"--on {on} is not a set; use {' or '.join(get_args(SetName))}")
 
 
-def _runner(run: Run, telemetry: Sink) -> Runner:
+def _runner(run: OpenedRun, telemetry: Sink) -> Runner:
     """Runs the stages in this process, or as the deployments that the run file names."""
     local = InProcess()
     if not run.spec.stages.remote():
         return local
     with fast_imports():
-        from flows.with_prefect.remote_stage import runner_for  # imports Prefect
+        from baton.flows.with_prefect.remote_stage import runner_for  # imports Prefect
 
     return runner_for(run.spec, local, attempt=None, telemetry=telemetry)
 

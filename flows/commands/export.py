@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import (
+from baton.flows.commands.options import (
     RUN_FILE,
     Address,
     AsJson,
@@ -20,17 +20,25 @@ from flows.commands.options import (
     run_with_code,
     step_of,
 )
-from flows.commands.output import Output, say, say_json
-from flows.opened_run import hint_at_other_files
-from flows.process_start import fast_imports
-from tasks.evaluate.export_target import FORMS, TOLERANCE, form_of, require_free_target, require_runtime
-from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.home_files import SAVED_CODE
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.messages import counted
-from tasks.foundation.user_code import require_function
+from baton.flows.commands.output import Output, say, say_json
+from baton.flows.opened_run import hint_at_other_files
+from baton.flows.process_start import fast_imports
+from baton.tasks.evaluate.export_target import (
+    FORMS,
+    TOLERANCE,
+    TOLERANCE_OF_ROUNDED,
+    VALUES,
+    form_of,
+    require_free_target,
+    require_runtime,
+)
+from baton.tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.text import counted
+from baton.tasks.foundation.user_functions import require_function
 
 
 def export(
@@ -46,8 +54,8 @@ def export(
         float | None,
         typer.Option(
             metavar="X",
-            help="the largest difference to Keras's predictions, relative to the largest one or to 1, of litert, onnx "
-            f"and openvino; left out: {TOLERANCE:g}",
+            help="the largest difference to the model's predictions, relative to the largest one or to 1; left out: "
+            f"{TOLERANCE:g}, or {TOLERANCE_OF_ROUNDED:g} for saved_model and keras of a model that computes in 16 bits",
         ),
     ] = None,
     step: ChosenStep = None,
@@ -58,8 +66,8 @@ def export(
 ) -> None:
     """Write a committed checkpoint for plain Keras or TensorFlow.
 
-    As .keras, .weights.h5, SavedModel or checkpoint; or as .tflite, .onnx or a folder of OpenVINO, which its own
-    runtime then runs once.
+    As .keras, .weights.h5, SavedModel or checkpoint; or as .tflite, .onnx or a folder of OpenVINO. It is read back
+    without Baton, and refused if it lacks a variable, or predicts something else than the model.
     """
     chosen = step_of(step)
     form = form_of(to) if form is None else form
@@ -72,8 +80,8 @@ def export(
     select_checkpoint(run.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
     quiet_tensorflow()
     with fast_imports():
-        from tasks.evaluate.export import Exported  # imports TensorFlow
-        from tasks.evaluate.export import export as export_checkpoint
+        from baton.tasks.evaluate.export import Exported  # imports TensorFlow
+        from baton.tasks.evaluate.export import export as export_checkpoint
 
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
         done = export_checkpoint(
@@ -120,6 +128,8 @@ def export(
     if compared is not None:
         words = f"largest difference {compared.largest_difference:.2g} (--tolerance {compared.tolerance:g})"
         rows.append(("compared", f"{words} to Keras on {counted(compared.examples, 'example')}"))
+    elif form in VALUES:
+        rows.append(("compared", "every variable, loaded again"))
     labels = ("load with", *("" for _ in done.load_with[1:]))
     out.facts([*rows, *zip(labels, done.load_with, strict=True)])
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
-from flows.commands.output import Output, command_line, say_json
-from flows.facts import RunFacts
-from flows.opened_run import Run, RunHome, open_run, override_to_continue
-from tasks.foundation.checkpoint.fork import fork as fork_run
-from tasks.foundation.contracts.run_spec import check_run_name
-from tasks.foundation.errors import RunFileError
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from baton.flows.commands.output import Output, command_line, say_json
+from baton.flows.facts import RunFacts
+from baton.flows.opened_run import OpenedRun, RunHome, open_run, override_to_continue
+from baton.tasks.foundation.checkpoint.fork import fork as fork_run
+from baton.tasks.foundation.contracts.run_spec import check_run_name
+from baton.tasks.foundation.errors import RunFileError
 
 
 def fork(
@@ -73,7 +73,7 @@ def _next(opened: RunHome, made: RunHome, address: str, overrides: Sequence[str]
     """The command that trains a fork; it names a target that is ahead, unless the run file does."""
     facts, name = RunFacts.of(made, made.require_newest()), f"run={made.name}"
     step, target = facts.step, facts.target
-    if isinstance(opened, Run):
+    if isinstance(opened, OpenedRun):
         more = override_to_continue(opened.with_recorded_examples(facts.head).spec, step, target)
         return [("next", command_line("run", address, overrides, name, more))]
     lines = [("next", command_line("run", "FILE", (), name))]

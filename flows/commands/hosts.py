@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import AsJson
-from flows.commands.output import say, say_json
-from tasks.foundation.machine.cluster import cluster_of
-from tasks.foundation.machine.tpu import SERVER_PORT, serve
+from baton.flows.commands.options import AsJson
+from baton.flows.commands.output import say, say_json
+from baton.tasks.foundation.contracts.placement import SERVER_PORT
+from baton.tasks.foundation.machine.cluster import cluster_of
+from baton.tasks.foundation.machine.tpu import serve
 
 
 def hosts(*, as_json: AsJson = False) -> None:

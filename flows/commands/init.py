@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.options import RUN_FILE, AsJson
-from flows.commands.output import Output, say_json
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.messages import counted
+from baton.flows.commands.options import RUN_FILE, AsJson
+from baton.flows.commands.output import Output, say_json
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.text import counted
 
 if TYPE_CHECKING:
-    from tasks.prepare_data.look import Found
+    from baton.tasks.prepare_data.look import Found
 
 # File to write -> its template in new_run/, and what it is. The templates are no modules of Baton.
 _FILES = {
@@ -58,8 +58,7 @@ def init(
     seen: dict[str, Any] = {}
     out = Output.to(sys.stdout)
     if data is None:
-        templates = files("flows.commands") / "new_run"
-        texts = {name: (templates / _FILES[name][0]).read_text("utf-8") for name in names}
+        texts = {name: _template(_FILES[name][0]) for name in names}
     else:
         texts, seen = _fitting(data, label, folder)
         if not as_json:
@@ -85,8 +84,8 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 def _fitting(path: str, label: str | None, folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the files that fit the data, and what was seen of it."""
-    from flows.commands.fitting_run import data_keys, model_text, run_text
-    from tasks.prepare_data.look import look
+    from baton.flows.commands.fitting_run import data_keys, run_text, takes_texts
+    from baton.tasks.prepare_data.look import look
 
     if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
         raise InvalidInput(
@@ -98,7 +97,14 @@ def _fitting(path: str, label: str | None, folder: Path) -> tuple[dict[str, str]
     paths = [options["path"] for options in (found.plan.options, *found.plan.sets.values())]
     keys = data_keys(found, {each: _from(folder, each) for each in paths})
     name = path if path.strip("./") else Path.cwd().name
-    return {RUN_FILE: run_text(found, keys, name), "model.py": model_text(found)}, _seen(found, path)
+    model = _template("data_model.py.txt")
+    if takes_texts(found):
+        model = model.replace("import keras\n", "import keras\nimport tensorflow as tf\n") + _template("words.py.txt")
+    return {RUN_FILE: run_text(found, keys, name), "model.py": model}, _seen(found, path)
+
+
+def _template(name: str) -> str:
+    return (files("baton.flows.commands") / "new_run" / name).read_text("utf-8")
 
 
 def _from(folder: Path, path: str) -> str:
@@ -123,6 +129,7 @@ def _seen(found: "Found", path: str) -> dict[str, Any]:
         "class_names": list(found.class_names or found.label.vocabulary),
         "labels": None if span is None else list(span),
         "sets": list(found.plan.sets),
+        "notes": list(found.notes),
     }
 
 
@@ -132,6 +139,7 @@ def _say_seen(out: Output, seen: Mapping[str, Any]) -> None:
     facts = [
         ("data", f"{seen['path']}, read by the source {seen['source']}"),
         ("examples", f"{seen['examples']:,}{more}{sets}"),
+        *(("note", text) for text in seen["notes"]),
         *((each["name"], f"{each['dtype']}{each['shape']}") for each in seen["features"]),
         ("labels", _labels(seen)),
     ]
@@ -141,9 +149,10 @@ def _say_seen(out: Output, seen: Mapping[str, Any]) -> None:
     ]
     widest = max(len(name) for name, _ in facts)
     facts = [(name.ljust(widest), text) for name, text in facts]
-    out.facts(facts[:2])
+    before = 2 + len(seen["notes"])
+    out.facts(facts[:before])
     out.table([("column".ljust(widest), *column) for column in columns])
-    out.facts(facts[2:])
+    out.facts(facts[before:])
 
 
 def _labels(seen: Mapping[str, Any]) -> str:

@@ -1,16 +1,16 @@
-"""`baton log`: prints the entries of a run's log, newest last, and where attempts hung between them."""
+"""`baton log`: prints the entries of a run's log, newest last, and where attempts failed between them."""
 
 import json
 import sys
 from datetime import UTC, datetime
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
-from flows.commands.output import Output, say_json, status
-from flows.facts import hung_words
-from flows.opened_run import open_run
-from tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
-from tasks.foundation.contracts.identity import difference_words, differences
-from tasks.foundation.contracts.log_entry import (
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from baton.flows.commands.output import Output, say_json, status
+from baton.flows.facts import hung_words
+from baton.flows.opened_run import open_run
+from baton.tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
+from baton.tasks.foundation.contracts.identity import difference_words, differences
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Change,
     Commit,
@@ -25,8 +25,9 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Rewind,
 )
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import epoch_words, metric_words, plain_words, size_words
+from baton.tasks.foundation.log.attempts import end_words, failed
+from baton.tasks.foundation.telemetry.formatting import epoch_words, metric_words, plain_words, size_words
+from baton.tasks.foundation.text import counted
 
 
 def log(
@@ -37,18 +38,19 @@ def log(
     entries = list(opened.log.entries(blocks="read"))
     if not entries:
         opened.require_head()  # its error names a lost entry
-    hung = [record for record in opened.attempts.read().records if record.ended == HUNG]
+    records = [record for record in opened.attempts.read().records if failed(record) and record.within is None]
     if as_json:
         facts = {"run": opened.name, "home": opened.home.uri, "entries": [_facts(entry) for entry in entries]}
-        say_json({**facts, "hung": [_hung_facts(record) for record in hung]})
+        hung = [_failed_facts(record) for record in records if record.ended == HUNG]
+        say_json({**facts, "hung": hung, "failed": [_failed_facts(record) for record in records]})
         return
     before = [None, *(entry.head for entry in entries)]
     out = Output.to(sys.stdout, verbose=verbose)
     rows = [(_time(entry.time), _words(entry, head, out)) for entry, head in zip(entries, before, strict=False)]
-    for record in hung:
+    for record in records:
         ended = utc_time(record.alive)
         after = max((place for place, (time, _) in enumerate(rows, 1) if time <= ended), default=0)
-        rows.insert(after, (ended, _hung_row(record, out)))
+        rows.insert(after, (ended, _failed_row(record, out)))
     out.table([words for _, words in rows], right=(0, 3))
 
 
@@ -60,13 +62,15 @@ def _time(text: str) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-def _hung_facts(record: AttemptRecord) -> dict[str, object]:
-    keys = {"attempt", "host", "pid", "began", "from_step", "step", "committed_step", "doing", "message"}
+def _failed_facts(record: AttemptRecord) -> dict[str, object]:
+    keys = {"attempt", "host", "pid", "began", "from_step", "step", "committed_step", "doing", "ended", "message"}
     return {"time": record.alive, **record.model_dump(include=keys)}
 
 
-def _hung_row(record: AttemptRecord, out: Output) -> tuple[str, ...]:
-    return ("", out.time(record.alive), status(HUNG), str(record.step), "", hung_words(record))
+def _failed_row(record: AttemptRecord, out: Output) -> tuple[str, ...]:
+    if record.ended == HUNG:
+        return ("", out.time(record.alive), status(HUNG), str(record.step), "", hung_words(record))
+    return ("", out.time(record.alive), status("failed"), str(record.step), "", end_words(record))
 
 
 def _facts(entry: Entry) -> dict[str, object]:

@@ -7,12 +7,12 @@ and completion are fast.
 import os
 import sys
 
-from flows.process_start import begin_with_fixed_hashes
+from baton.flows.process_start import begin_with_fixed_hashes
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "baton":  # noqa: PTH119 - pathlib takes longer to import
     begin_with_fixed_hashes("".join(sys.argv[1:2]))
 
-from flows.process import exits_with  # isort: skip - the function that registers first is called last
+from baton.flows.process import exits_with  # isort: skip - the function that registers first is called last
 
 import traceback
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command_from_info
 
-from flows.commands.output import Output, say, say_json
-from flows.process import (
+from baton.flows.commands.output import Output, say, say_json
+from baton.flows.process import (
     Terminated,
     keep_main_module_from_children,
     mask_library_output,
@@ -33,10 +33,10 @@ from flows.process import (
     stop_signal_name,
     tolerate_closed_readers,
 )
-from tasks.foundation.contracts.base import baton_version
-from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.messages import masked
+from baton.tasks.foundation.contracts.base import baton_version
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.masking import masked
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _UNEXPECTED = 1
@@ -46,7 +46,7 @@ class Verb(NamedTuple):
     """A verb.
 
     Attributes:
-        function: module below `flows.commands`, and function in it.
+        function: module below `baton.flows.commands`, and function in it.
         summary: its line in the list of verbs, the first one of the function's docstring; a test compares them.
         examples: command lines.
     """
@@ -75,7 +75,16 @@ VERBS: Final = {
     "list": Verb(
         "list_runs:list_runs",
         "List the runs of a storage folder, by name.",
-        ("baton list runs", "baton list gs://bucket/runs --limit 20"),
+        (
+            "baton list runs",
+            "baton list runs --sort -accuracy --where state=failed",
+            "baton list runs --html runs.html",
+        ),
+    ),
+    "delete": Verb(
+        "list_runs:delete",
+        "Delete a run: its home with the log and all checkpoints.",
+        ("baton delete runs/digits", "baton delete runs/digits --yes"),
     ),
     "log": Verb(
         "log:log",
@@ -175,7 +184,7 @@ def _command_of(name: str, verb: Verb) -> Any:
     maker = typer.Typer()
     # Typer keeps the lines after \\b as they are.
     epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in verb.examples)])
-    maker.command(name, epilog=epilog)(getattr(import_module(f"flows.commands.{module}"), function))
+    maker.command(name, epilog=epilog)(getattr(import_module(f"baton.flows.commands.{module}"), function))
     return get_command_from_info(maker.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode=None)
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from flows.commands.output import say
-from flows.opened_run import Run, open_with_code
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.messages import message
+from baton.flows.commands.output import say
+from baton.flows.opened_run import OpenedRun, open_with_code
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.text import message
 
 RUN_FILE: Final = "run.yaml"
 
@@ -67,7 +67,7 @@ def step_of(step: str | None) -> int | Literal["best"] | None:
     return int(step)
 
 
-def run_with_code(address: str, run_file: Path | None, overrides: list[str] | None, *, trust_code: bool) -> Run:
+def run_with_code(address: str, run_file: Path | None, overrides: list[str] | None, *, trust_code: bool) -> OpenedRun:
     """Open a run with the code that builds its model; see `open_with_code`."""
     return open_with_code(
         address,

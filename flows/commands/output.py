@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TextIO
 
-from tasks.foundation.errors import BatonError
-from tasks.foundation.messages import folded, masked_values, shown, wrapped_lines
-from tasks.foundation.telemetry.formatting import (
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.masking import masked_values
+from baton.tasks.foundation.telemetry.formatting import (
     Style,
     ago_words,
     checkpoint_name,
@@ -30,6 +30,7 @@ from tasks.foundation.telemetry.formatting import (
     painted_label,
     style_of,
 )
+from baton.tasks.foundation.text import folded, shown, wrapped_lines
 
 # The shape of every --json object, described in flows/homes.md. Keys are added; another meaning needs another version.
 JSON_SCHEMA_VERSION: Final = 1
@@ -128,7 +129,7 @@ class Output:
         """A time of the log: `3 min ago`, or whole."""
         if self.whole:
             return text
-        from tasks.foundation.contracts.attempt import utc_time  # contracts take long to import: not for help
+        from baton.tasks.foundation.contracts.attempt import utc_time  # contracts take long to import: not for help
 
         try:
             return ago_words((self.now - utc_time(text)).total_seconds())
@@ -226,6 +227,23 @@ def say_json(value: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
+def uri_of(page: Path | None) -> str | None:
+    """The address of a page; None without one."""
+    return None if page is None else str(page.resolve())
+
+
+def save_page(page: Path, text: str) -> None:
+    """Write a page.
+
+    Raises:
+        InvalidInput: it cannot be written there.
+    """
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise InvalidInput(f"--html {page} cannot be written ({fault.strerror}); name another file") from fault
+
+
 def _is_better_below(text: str, beside: int, below: int) -> bool:
     """Whether a text is printed below its row: a word fits only there, or it is a long text in a narrow column."""
     longest = max(map(len, text.split()), default=0)
@@ -274,7 +292,6 @@ def command_line(verb: str, file: str, overrides: Sequence[str], *more: str | No
 
     Args:
         verb: of `baton`.
-        file: the run file.
         overrides: `key=value` each.
         more: further ones, which replace those of the same key; None is left out.
     """

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import Output, say, say_json
-from flows.facts import RunStatus
-from flows.opened_run import open_run
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.log.attempts import is_alive
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.profiling import MOST_STEPS, ask_for_trace
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides
+from baton.flows.commands.output import Output, say, say_json
+from baton.flows.facts import RunStatus
+from baton.flows.opened_run import open_run
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.log.attempts import is_alive
+from baton.tasks.foundation.telemetry.profiling import MOST_STEPS, ask_for_trace
+from baton.tasks.foundation.text import counted
 
 
 def profile(

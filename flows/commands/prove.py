@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
-from flows.admit import preflight, require_free_servers, require_lasting_storage
-from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
-from flows.commands.output import Output, Painted, say, say_json
-from flows.opened_run import Run
-from flows.proof.compare import difference_words
-from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
-from flows.proof.receipt import prove as proof_of
-from tasks.foundation.contracts.home_files import ProofReceipt
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.log.receipts import store_receipt
-from tasks.foundation.messages import counted
-from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.formatting import BAD, GOOD
+from baton.flows.admit import preflight, require_free_servers, require_lasting_storage
+from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
+from baton.flows.commands.output import Output, Painted, say, say_json
+from baton.flows.opened_run import OpenedRun
+from baton.flows.proof.compare import difference_words
+from baton.flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
+from baton.flows.proof.receipt import prove as proof_of
+from baton.tasks.foundation.contracts.home_files import ProofReceipt
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.log.receipts import store_receipt
+from baton.tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.formatting import BAD, GOOD
+from baton.tasks.foundation.text import counted
 
 _DIFFERENT = 1
 # Odd, so that the metrics hold partial sums at the end. Few, because importing TensorFlow takes most of the time.
@@ -46,7 +46,7 @@ def prove(
     Nothing of the run itself is touched; the receipt goes into its home. Exits 1 if the two differ, and says where.
     """
     run = load_run_file(file, overrides or [])
-    opened = Run.open(run)
+    opened = OpenedRun.open(run)
     preflight(opened)
     require_lasting_storage(opened)
     stream = sys.stderr if as_json else sys.stdout

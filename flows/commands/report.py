@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import say, say_json
-from flows.opened_run import open_run
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides
+from baton.flows.commands.output import say, say_json
+from baton.flows.opened_run import open_run
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.storage.local import LocalStorage
 
 
 def report(
@@ -24,7 +24,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's report into its home."""
-    from tasks.evaluate.report.page import write_report
+    from baton.tasks.evaluate.report.page import write_report
 
     opened = open_run(address, overrides)
     if in_browser and not isinstance(opened.home, LocalStorage):

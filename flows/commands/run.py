@@ -12,25 +12,26 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from flows.admit import Admitted, admit, require_lasting_storage, require_still_idle
-from flows.agreed import refusals_told
-from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import command_line, commands_to_paste, say_json
-from flows.facts import RunFacts
-from flows.opened_run import Goal, Run, override_to_continue
-from flows.process import Terminated, has_temporary_home, stop_reason
-from flows.process_start import fast_imports
-from flows.result import RelayResult, leaves_time, result_of_interrupted
-from flows.runner import InProcess, Runner, import_stages, read_tip_ahead
-from tasks.foundation.contracts.identity import accepted_keys
-from tasks.foundation.contracts.log_entry import Totals
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.machine.cluster import is_chief
-from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.messages import masked, shown
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
-from tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
+from baton.flows.admit import Admitted, admit, require_lasting_storage, require_still_idle
+from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
+from baton.flows.commands.output import command_line, commands_to_paste, say_json
+from baton.flows.facts import RunFacts
+from baton.flows.host_checks import refusals_told
+from baton.flows.opened_run import Goal, OpenedRun, override_to_continue
+from baton.flows.process import Terminated, has_temporary_home, stop_reason
+from baton.flows.process_start import fast_imports
+from baton.flows.result import RelayResult, leaves_time, report_end, result_of_interrupted
+from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead
+from baton.tasks.foundation.contracts.identity import accepted_keys
+from baton.tasks.foundation.contracts.log_entry import Totals
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.machine.cluster import is_chief
+from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
+from baton.tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
+from baton.tasks.foundation.text import shown
 
 _TEMPORARY_RECORDS = (
     "HOME is not set and this user id has no home folder, so Prefect's records of this run go to a temporary one and "
@@ -61,7 +62,7 @@ def run(
         run_file = load_run_file(file, overrides or [])
         goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
         accepted = accepted_keys(accept)
-        opened = Run.open(run_file)
+        opened = OpenedRun.open(run_file)
         require_lasting_storage(opened)
     parameters = {
         "run_file": str(opened.file),
@@ -83,6 +84,9 @@ def run(
             admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)
         of = overrides or []
         result = _train(admitted, parameters, of, console) if isinstance(admitted, Admitted) else admitted
+        if result is not None and not leaves_time(result.exit_reason) and is_chief(opened.spec.accelerator, os.environ):
+            # All is committed, and Prefect knows it: nothing is lost if the machine goes meanwhile.
+            result = result.model_copy(update={"report": report_end(opened, console)})
         console.stop()
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
@@ -90,7 +94,7 @@ def run(
             words, newest = (os.fspath(file), of), opened.log.newest_seen() or opened.require_newest()
             print_summary(
                 console,
-                RunFacts.of(opened, newest),
+                RunFacts.as_known(opened, newest),
                 exit_reason=result.exit_reason,
                 report_path=result.report,
                 report_command=command_line("report", *words),
@@ -111,9 +115,9 @@ def _train(
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
-    from flows.with_prefect.recorder import Recorder
-    from flows.with_prefect.server import PrefectStart, set_quiet_defaults
-    from flows.with_prefect.task_runs import RecordedStages
+    from baton.flows.with_prefect.recorder import Recorder
+    from baton.flows.with_prefect.server import PrefectStart, set_quiet_defaults
+    from baton.flows.with_prefect.task_runs import RecordedStages
 
     run = admitted.run
     try:
@@ -129,7 +133,7 @@ def _train(
             with fast_imports():
                 import_stages(run.spec)
             start.connect()
-            from flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
+            from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
 
             return train_in_flow_run(admitted, parameters, console=console)
         with ExitStack() as stack:
@@ -140,7 +144,7 @@ def _train(
                 sinks, runner = Several((console, stack.enter_context(recorder))), RecordedStages(recorder)
             with fast_imports():
                 import_stages(run.spec)
-            from flows.relay import relay  # imports what only a training process needs
+            from baton.flows.relay import relay  # imports what only a training process needs
 
             require_still_idle(admitted, telemetry=sinks)
             result = relay(admitted, runner, telemetry=sinks, whole_process=True)
@@ -165,9 +169,8 @@ def print_summary(
 
     Args:
         console: prints it; its progress bar must be stopped.
-        facts: of the run.
         exit_reason: why the command ended.
-        report_path: address of the report; None if there is none. It is outdated if a stop left no time to write it.
+        report_path: address of the report; None if it is not up to date.
         report_command: the command that writes the report.
         continue_command: the command that continues the training.
     """
@@ -179,8 +182,9 @@ def print_summary(
         console.show(
             Text(f"{'Nothing to do' if is_idle else 'Done'}: {name} ended early, at {progress}.", "bold green")
         )
-        console.show(f"Its callbacks ended it: {head.finished.reason}. It continues if train.callbacks change.")
-        continue_command += " --accept callbacks"
+        console.show(f"Its callbacks ended it: {head.finished.reason}.")
+        console.show("It continues with changed callbacks (--accept callbacks), or without:")
+        continue_command += " --set train.callbacks=null --accept callbacks"
     elif is_idle:
         own = facts.target_in_run_file
         is_further = is_short and own is not None and own <= facts.step
@@ -190,19 +194,20 @@ def print_summary(
         console.show(Text(f"Done: {name} is at {progress}.", "bold green"))
     else:
         console.show(Text(f"Stopped ({exit_reason.replace('_', ' ')}): {name} is at {progress}.", "bold yellow"))
-    console.show(_table(facts.totals, step=facts.step, target=target))
+    console.show(_table(facts.totals, step=facts.step, target=target, columns=console.columns))
     checkpoint = "none yet" if head.tip is None else f"{home}/{head.tip.path}"
-    up_to_date = report_path if leaves_time(exit_reason) else None
     for label, value in (
         *((("home", home),) if console.is_terminal else ()),
+        *(("dataset", words) for words in console.datasets),
         ("checkpoint", checkpoint_name(checkpoint) if console.is_terminal and head.tip else checkpoint),
-        ("report", up_to_date or f"not up to date: {report_command}"),
+        ("report", report_path or f"not up to date: {report_command}"),
         ("continue", continue_command),
     ):
         console.show(Text.assemble((f"{label:<12}", "dim"), shown(value)))
 
 
-def _table(totals: Totals, *, step: int, target: int | None) -> Table:
+def _table(totals: Totals, *, step: int, target: int | None, columns: int) -> Table:
+    """The newest values, a row for each set; a row for each metric where these do not fit beside each other."""
     rows = (
         ("training", totals.row),
         ("training, partial", totals.partial),
@@ -210,19 +215,23 @@ def _table(totals: Totals, *, step: int, target: int | None) -> Table:
         ("test", totals.test),
     )
     names = list(dict.fromkeys(name for _, row in rows if row is not None for name in row.metrics))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=True)
-    for heading in ("", "segments", "step", *map(shown, names)):
-        table.add_column(heading, justify="left" if heading == "" else "right")
     reached = f"{step}/{target}" if target is not None and step <= target else str(step)
-    table.add_row("run", str(totals.segments), reached, *("" for _ in names))
+    cells = [["", "segments", "step", *map(shown, names)], ["run", str(totals.segments), reached, *[""] * len(names)]]
     for label, row in rows:
         if row is not None:
             values = (number_words(row.metrics[name]) if name in row.metrics else "" for name in names)
-            table.add_row(label, "", str(row.step), *values)
+            cells.append([label, "", str(row.step), *values])
+    if sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True)) > columns:
+        cells = [list(row) for row in zip(*cells, strict=True)]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=True)
+    for heading in cells[0]:
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for each in cells[1:]:
+        table.add_row(*each)
     return table
 
 
-def _continue_command(file: str, overrides: Sequence[str], run: Run, result: RelayResult) -> str:
+def _continue_command(file: str, overrides: Sequence[str], run: OpenedRun, result: RelayResult) -> str:
     """The command that continues the training. For a complete run, it doubles train.steps or train.epochs."""
     spec = run.with_recorded_examples(run.log.head_seen()).spec
     return command_line("run", file, overrides, override_to_continue(spec, result.step, result.target))

@@ -9,20 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
-from flows.commands.output import Output, Painted, say_json
-from flows.commands.output import status as status_word
-from flows.facts import AtWork, RunStatus, hung_words
-from flows.opened_run import open_run
-from tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Totals
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.log.accounting import Account
-from tasks.foundation.log.receipts import audit_words
-from tasks.foundation.log.workers import Worker
-from tasks.foundation.messages import counted, time_words
-from tasks.foundation.telemetry.formatting import (
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from baton.flows.commands.output import Output, Painted, say_json
+from baton.flows.commands.output import status as status_word
+from baton.flows.facts import AtWork, RunStatus, hung_words
+from baton.flows.opened_run import open_run
+from baton.tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Totals, WorkerStats
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.log.accounting import Account
+from baton.tasks.foundation.log.receipts import audit_words
+from baton.tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
     number_words,
@@ -31,6 +29,7 @@ from tasks.foundation.telemetry.formatting import (
     step_words,
     style_of,
 )
+from baton.tasks.foundation.text import counted, time_words
 
 _WATCH_SECONDS = 2.0
 
@@ -80,9 +79,10 @@ def _progress(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
     head, tip, last_commit = facts.head, facts.head.tip, facts.totals.last_commit
     return [
         ("run", facts.run.name),
+        ("state", "" if facts.state == "unknown" else status_word(facts.state)),
+        ("cause", facts.cause),
         ("home", facts.run.home.uri),
         ("step", step_words(facts.step, facts.target, facts.epoch).removeprefix("step ")),
-        ("state", "" if facts.state == "unknown" else status_word(facts.state)),
         *(("at work", _at_work_words(process)) for process in facts.at_work),
         ("devices", head.environment.devices if head.environment.hosts > 1 or head.environment.servers else ""),
         ("segments", str(facts.totals.segments)),
@@ -166,12 +166,13 @@ def _at_work_words(process: AtWork) -> str:
     record, speed, left = process.record, process.steps_per_second, process.seconds_left
     doing = "waits for a remote stage" if record.doing == LAUNCH else record.doing
     pace = "" if speed is None else f"  {number_words(speed)} steps/s"
-    pace += "" if left is None else f", about {duration_words(left)} left"
+    about = "about" if record.seconds.get("evaluate") else "at least"  # how long one takes is not known before it
+    pace += "" if left is None else f", {about} {duration_words(left)} left"
     step, ago = step_words(record.step, None, process.epoch), duration_words(process.silent_seconds)
     return f"{step}  {doing}{pace}  (process {record.pid} on {record.host}, as of {ago} ago)"
 
 
-def _worker_words(worker: Worker) -> str:
+def _worker_words(worker: WorkerStats) -> str:
     speed = worker.examples / worker.train_seconds if worker.train_seconds > 0 else 0.0
     words = [
         f"host {worker.host}",
@@ -182,8 +183,6 @@ def _worker_words(worker: Worker) -> str:
     ]
     if worker.losses:
         words.append(f"loss {', '.join(map(number_words, worker.losses))}")
-    if worker.straggles:
-        words.append("the others wait for its input")
     return "  ".join(words)
 
 

@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
-from flows.commands.output import Output, Painted, say_json
-from flows.opened_run import RunHome, open_run
-from flows.verification import Findings, verify_home
-from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import BAD, GOOD
+from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from baton.flows.commands.output import Output, Painted, say_json
+from baton.flows.opened_run import RunHome, open_run
+from baton.flows.verification import Findings, verify_home
+from baton.tasks.foundation.errors import DamagedCheckpoint
+from baton.tasks.foundation.telemetry.formatting import BAD, GOOD
+from baton.tasks.foundation.text import counted
 
 
 def verify(

@@ -8,28 +8,28 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.doctor.run_file_checks import Finding, Target, examples_per_replica
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord, content_digest
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, plain_datasets, read_manifest
-from tasks.foundation.dataset.order import oversized_batch_warning
-from tasks.foundation.errors import SourceError
-from tasks.foundation.messages import counted
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.mixture import dataset_digest, errors_at, mixture_manifest, spec_of_source
-from tasks.prepare_data.sources.registry import open_source
-from tasks.prepare_data.sources.source import InPlace, Source
-from tasks.prepare_data.split import part_sizes
-from tasks.prepare_data.stage import first_features, require_features_of_training
-from tasks.prepare_data.writing import BlockWriter, ShardUploads
+from baton.flows.doctor.run_file_checks import Finding, Target, examples_per_replica
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord, content_digest
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.dataset.manifest import dataset_folder, manifest_path, plain_datasets, read_manifest
+from baton.tasks.foundation.dataset.order import oversized_batch_warning
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.foundation.text import counted
+from baton.tasks.prepare_data.example_checks import Checker
+from baton.tasks.prepare_data.mixture import all_classes, dataset_digest, errors_at, mixture_manifest, spec_of_source
+from baton.tasks.prepare_data.shard_writers import BlockWriter, ShardUploads
+from baton.tasks.prepare_data.sources.registry import open_source
+from baton.tasks.prepare_data.sources.source import InPlace, Source, changed_since
+from baton.tasks.prepare_data.split import part_sizes
+from baton.tasks.prepare_data.stage import first_features, require_features_of_training
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tasks.foundation.dataset.read import WorkerFiles
+    from baton.tasks.foundation.dataset.read import WorkerFiles
 
 
 # The sample ends at the first of these limits.
@@ -71,7 +71,6 @@ def check_data(
     """Check the prepared dataset, or the first examples of the source.
 
     Args:
-        run: the run file.
         storage: where the prepared dataset would be; None if the storage is not usable.
         folder: temporary folder for the sample.
         set_up: called before the user's code or TensorFlow may read examples, and after what options and footers say
@@ -92,7 +91,8 @@ def check_data(
     sample = sampled(run, storage, folder, set_up=set_up)
     manifest = sample.manifest
     for name in run.spec.data.own_sets:
-        require_features_of_training(name, first_features(run.spec, name, run.folder), manifest.features)
+        training = manifest.named_features
+        require_features_of_training(name, first_features(run.spec, name, run.folder, training), training)
     features = ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in manifest.features)
     if sample.is_whole:
         text = f"prepared: {counted(manifest.train_examples + manifest.validation_examples, 'example')} of {features}"
@@ -113,17 +113,21 @@ def _sample(
     said: list[Note] = []
     source = open_source(run.spec.data, run.folder, run.spec.train.seed, note=said.append)
     prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
+    if prepared is not None and changed_since(prepared.manifest.opened or (), run.folder):
+        prepared = None  # it will be prepared anew
     set_up()  # images and records are decoded by TensorFlow, whose first use fixes the devices
     return prepared or _sample_source(run, source, LocalStorage(folder), name, said)
 
 
 def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path, *, set_up: Callable[[], object]) -> DataSample:
     """Return the prepared mixture of a run, or a mixture of samples of all its sources."""
-    alone = [replace(run, spec=spec_of_source(run.spec, index)) for index in range(len(run.spec.data.sources))]
+    alone: list[RunFile] = []
     found: list[DataSample] = []
-    for index, each in enumerate(alone):
+    for index in range(len(run.spec.data.sources)):
+        classes = all_classes([each.manifest for each in found])
+        alone.append(replace(run, spec=spec_of_source(run.spec, index, classes)))
         with errors_at(f"data.sources[{index}]"):
-            found.append(_sample(each, storage, folder, f"sample-{index}", set_up=set_up))
+            found.append(_sample(alone[-1], storage, folder, f"sample-{index}", set_up=set_up))
     if storage is not None and all(each.is_whole for each in found):
         mixed = mixture_manifest(run.spec, [each.ref for each in found], [each.manifest for each in found])
         if (prepared := _prepared(storage, dataset_folder(mixed.digest))) is not None:
@@ -202,7 +206,7 @@ def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: st
 def _write_shards(
     run: RunFile, source: Source, storage: Storage, checker: Checker, first: "_FirstRecords"
 ) -> tuple[ShardRecord, ...]:
-    from tasks.foundation.dataset.shards import encode
+    from baton.tasks.foundation.dataset.shards import encode
 
     with source.surroundings(), ShardUploads(storage) as uploads:
         shard_examples = run.spec.data.shard_examples or _MAX_EXAMPLES
@@ -261,14 +265,13 @@ def check_input(run: RunFile, target: Target, sample: DataSample, step_seconds: 
     """Measure the examples per second of the input pipeline on this machine, and compare them with the step time.
 
     Args:
-        run: the run file.
         target: the accelerator to train on.
         sample: read repeatedly for about two seconds.
         step_seconds: assumed duration of one step; None if unknown.
     """
-    from tasks.foundation.dataset.read import WorkerFiles
-    from tasks.foundation.dataset.shards import original_read_errors
-    from tasks.foundation.dataset.worker_plans import require_no_python
+    from baton.tasks.foundation.dataset.read import WorkerFiles
+    from baton.tasks.foundation.dataset.shards import original_read_errors
+    from baton.tasks.foundation.dataset.slice_input import require_no_python
 
     if target.has_servers:
         worker = WorkerFiles(root=sample.storage.uri, batches=1)
@@ -306,12 +309,11 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
     """Return the sample's first batch as tensors.
 
     Args:
-        run: the run file.
         sample: the sample to read.
         per_replica: number of examples in the batch.
     """
-    from tasks.foundation.dataset.model_inputs import apply_class_weight
-    from tasks.foundation.dataset.shards import original_read_errors
+    from baton.tasks.foundation.dataset.model_inputs import apply_class_weight
+    from baton.tasks.foundation.dataset.shards import original_read_errors
 
     with original_read_errors():
         batch = next(iter(_batches(run, sample, per_replica=per_replica, replicas=1)))
@@ -321,8 +323,8 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
 def _batches(
     run: RunFile, sample: DataSample, *, per_replica: int, replicas: int, worker: "WorkerFiles | None" = None
 ) -> "tf.data.Dataset":
-    from tasks.foundation.dataset.model_inputs import model_inputs
-    from tasks.foundation.dataset.read import training_dataset
+    from baton.tasks.foundation.dataset.model_inputs import model_inputs
+    from baton.tasks.foundation.dataset.read import training_dataset
 
     inputs = model_inputs(run.spec, sample.manifest.features, run.folder)
     return training_dataset(

@@ -14,14 +14,14 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.python.framework import config as tf_config
 
-from flows.doctor.model_checks import BuiltModel, count_of, is_parameter, layer_of
-from flows.doctor.run_file_checks import Finding, Target
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.errors import ModelError
-from tasks.foundation.machine.environment import silent_stderr
-from tasks.foundation.model.step import flat_xla_function
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.telemetry.formatting import duration_words, size_words
+from baton.flows.doctor.model_checks import BuiltModel, count_of, is_parameter, layer_of
+from baton.flows.doctor.run_file_checks import Finding, Target
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.machine.environment import silent_stderr
+from baton.tasks.foundation.model.step import flat_xla_function
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.telemetry.formatting import duration_words, size_words
 
 _NODE = re.compile(r"\{\{node ([^}\s]+)\}\}|to node `([^`]+)`")
 _OP = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+)|(?:^|[ :])(\w+) \(No registered")
@@ -100,9 +100,7 @@ def check_xla(run: RunFile, target: Target, built: BuiltModel) -> Finding:
     """Compile the step with XLA.
 
     Args:
-        run: the run file.
         target: the accelerator to train on.
-        built: the model.
 
     Raises:
         ModelError: XLA refuses the step, and the target is a TPU.
@@ -126,7 +124,6 @@ def check_memory(built: BuiltModel, target: Target) -> Finding:
     Evaluating takes no more, because it uses the same variables. A commit copies what it saves into the host's memory.
 
     Args:
-        built: the model.
         target: the accelerator to train on.
     """
     leaves = built.state.leaves

@@ -21,34 +21,34 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from flows.doctor.data_checks import DataSample, first_batch
-from flows.doctor.run_file_checks import Finding, Target, Verdict, examples_per_replica
-from tasks.foundation.contracts.identity import require_same_identity
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.devices import Accelerator, acquire
-from tasks.foundation.messages import counted
-from tasks.foundation.model.build import require_test_step
-from tasks.foundation.model.code_changes import CodeReason
-from tasks.foundation.model.keras_steps import tracing_hints
-from tasks.foundation.model.randomness import PYTHON_OPERATIONS, require_exact_draws
-from tasks.foundation.model.step import (
+from baton.flows.doctor.data_checks import DataSample, first_batch
+from baton.flows.doctor.run_file_checks import Finding, Target, Verdict, examples_per_replica
+from baton.tasks.foundation.contracts.identity import require_same_identity
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.contracts.run_spec import with_examples
+from baton.tasks.foundation.dataset.manifest import zero_examples
+from baton.tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.devices import Accelerator, acquire
+from baton.tasks.foundation.model.build import require_test_step
+from baton.tasks.foundation.model.code_changes import CodeReason
+from baton.tasks.foundation.model.keras_steps import tracing_hints
+from baton.tasks.foundation.model.randomness import PYTHON_OPERATIONS, require_exact_draws
+from baton.tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
     require_xla_step,
     run_train_step,
     trace_train_step,
 )
-from tasks.foundation.model.user_callbacks import large_state_words
-from tasks.foundation.model.variables import Leaf, layers_of, stateful_layers_warning
-from tasks.foundation.state.train_state import TrainState, build_train_state
-from tasks.foundation.telemetry.events import Silent
-from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
-from tasks.init_or_restore.model_requirements import (
+from baton.tasks.foundation.model.user_callbacks import large_state_words
+from baton.tasks.foundation.model.variables import Leaf, layers_of, stateful_layers_warning
+from baton.tasks.foundation.state.train_state import TrainState, build_train_state
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
+from baton.tasks.foundation.text import counted
+from baton.tasks.init_or_restore.model_requirements import (
     build_state_from_examples,
     extremes_of,
     require_best,
@@ -56,9 +56,9 @@ from tasks.init_or_restore.model_requirements import (
     require_evaluation,
     require_extremes,
 )
-from tasks.init_or_restore.new_run import user_code_identity
-from tasks.init_or_restore.weights.loading import load_weights
-from tasks.train_segment.fingerprint import nondeterminism_warnings
+from baton.tasks.init_or_restore.new_run import user_code_identity
+from baton.tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.train_segment.fingerprint import nondeterminism_warnings
 
 Kind = Literal["string", "python", "dynamic shape", "float64"]
 
@@ -252,7 +252,6 @@ def acquire_cpu(run: RunFile, log: RunLog | None) -> Accelerator:
     Call it before the user's modules are imported: TensorFlow fixes devices and threads at its first use.
 
     Args:
-        run: the run file.
         log: the run's log; None if it has none yet.
     """
     head = None if log is None else log.head_seen()
@@ -268,9 +267,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
     """Import and build the model for one replica on the CPU and trace its train step; the value is a `BuiltModel`.
 
     Args:
-        run: the run file.
         target: the accelerator to train on.
-        sample: a sample of the run's data.
         log: the run's log; None if it has none yet.
 
     Raises:
@@ -427,10 +424,7 @@ def check_step(run: RunFile, target: Target, sample: DataSample, built: BuiltMod
     """Take one training step with examples of the sample on this CPU.
 
     Args:
-        run: the run file.
         target: the accelerator to train on.
-        sample: a sample of the run's data.
-        built: the model.
         needed: bytes that the step needs; None if unknown.
 
     Raises:

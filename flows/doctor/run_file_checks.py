@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.admit import preflight, require_advancing, require_lasting_storage
-from flows.opened_run import Run, storage_of
-from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
-from tasks.foundation.contracts.placement import micro_batch_size
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.errors import BatonError, RunFileError, StorageError
-from tasks.foundation.machine.tpu import SLICE, TpuType
-from tasks.foundation.messages import counted
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.user_code import require_function, require_imports
-from tasks.foundation.user_errors import describe_with_place
+from baton.flows.admit import preflight, require_advancing, require_lasting_storage
+from baton.flows.opened_run import OpenedRun, storage_of
+from baton.tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
+from baton.tasks.foundation.contracts.placement import micro_batch_size
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.errors import BatonError, RunFileError, StorageError
+from baton.tasks.foundation.machine.tpu import SLICE, TpuType
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.telemetry.formatting import size_words
+from baton.tasks.foundation.text import counted
+from baton.tasks.foundation.user_functions import require_function, require_imports
+from baton.tasks.foundation.user_traceback import describe_with_place
 
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 
@@ -72,7 +72,6 @@ class Checks:
         """Run one check, or skip it if a finding that it needs is not usable.
 
         Args:
-            check: name of the check.
             work: called with the values of `needs`.
             needs: findings of earlier checks.
 
@@ -139,7 +138,6 @@ def check_accelerator(run: RunFile, tpu: TpuType | None, overrides: Sequence[str
     """Determine the accelerator that the run trains on; the finding's value is the `Target`.
 
     Args:
-        run: the run file.
         tpu: TPU type to check for; None if the user names none.
         overrides: with which the run file was loaded.
     """
@@ -230,7 +228,7 @@ def check_preflight(run: RunFile, storage: Storage) -> Finding:
         NoProgress: the last attempts made no progress.
         RunLogError: the run's log cannot be read.
     """
-    opened = Run.of(run.spec, run.folder, root=storage, file=run.path)
+    opened = OpenedRun.of(run.spec, run.folder, root=storage, file=run.path)
     require_lasting_storage(opened)
     preflight(opened)
     head = opened.log.head()

@@ -12,19 +12,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from flows.proof.execute import Execution
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import (
+from baton.flows.proof.execute import Execution
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Entry, Head
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.contracts.run_spec import (
     DEFAULT_LOG_STEPS,
     RunSpec,
     callbacks_act_at_evaluations,
     is_row_due,
 )
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.log.history import commit_of, history_of
-from tasks.foundation.messages import message
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.log.history import commit_of, history_of
+from baton.tasks.foundation.text import message
 
 _SEGMENTS = 4
 _FEWEST_STEPS = 4
@@ -50,10 +50,7 @@ def training_of(
     """Make an execution that trains a run file from the beginning.
 
     Args:
-        run: the run file.
         overrides: the user's overrides; the settings of the execution come later, and win.
-        name: name of its run.
-        storage: the storage root.
         steps: the absolute step to train to.
         segment_steps: length of a segment in steps.
     """
@@ -169,7 +166,6 @@ def choose(found: Stretches, choice: Choice, *, count: int, seed: int, home: str
     """Choose what to execute.
 
     Args:
-        found: the stretches of the run.
         choice: `sample` draws `count` of them with `seed`; `last` takes the newest, `all` every one.
         count: at least 1.
         seed: the same seed draws the same stretches of the same log.

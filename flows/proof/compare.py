@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, differing_keys
-from tasks.foundation.contracts.home_files import OnlyIn, TrainingEnd, VariableDifference
-from tasks.foundation.contracts.log_entry import Head, MetricRow, TracedStep
-from tasks.foundation.errors import DamagedCheckpoint, RunLogError
-from tasks.foundation.log.history import commit_of, history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.formatting import number_words
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, differing_keys
+from baton.tasks.foundation.contracts.home_files import OnlyIn, TrainingEnd, VariableDifference
+from baton.tasks.foundation.contracts.log_entry import Head, MetricRow, TracedStep
+from baton.tasks.foundation.errors import DamagedCheckpoint, RunLogError
+from baton.tasks.foundation.log.history import commit_of, history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.formatting import number_words
 
 if TYPE_CHECKING:
-    from tasks.foundation.dataset.features import Array
+    from baton.tasks.foundation.dataset.features import Array
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class StateComparison:
     """The result of comparing two trainings.
 
     Attributes:
@@ -104,7 +104,7 @@ def compare(
     steps: int,
     *,
     saved: Callable[[LocalStorage, CheckpointRef], "SavedState"],
-) -> tuple[Comparison, Outcome, Outcome]:
+) -> tuple[StateComparison, Outcome, Outcome]:
     """Compare two finished trainings to the same step.
 
     Args:
@@ -124,7 +124,7 @@ def compare(
     variables, differing, difference = compare_states(
         saved(straight, one.tip), saved(cut, other.tip), names=("straight", "cut")
     )
-    comparison = Comparison(
+    comparison = StateComparison(
         variables=variables,
         differing=differing,
         first=difference,
@@ -185,13 +185,13 @@ def read_variable(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointMa
     Raises:
         DamagedCheckpoint: the files hold other variables than the manifest lists.
     """
-    from tasks.foundation.machine.environment import quiet_tensorflow
+    from baton.tasks.foundation.machine.environment import quiet_tensorflow
 
     quiet_tensorflow()
     import tensorflow as tf
 
-    from tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
-    from tasks.foundation.state.digest import stored_name
+    from baton.tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
+    from baton.tasks.foundation.state.digest import stored_name
 
     prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in manifest.leaves}
     with bundle_errors(f"{home.uri}/{ref.path}", prefix):

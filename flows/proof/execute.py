@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from flows.bare_process import ProcessReport, read_process_report, start_bare_process
-from flows.proof.compare import SavedState, saved_state
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, RunLogError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.cluster import Cluster, several_hosts
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.flows.bare_process import ProcessReport, read_process_report, start_bare_process
+from baton.flows.proof.compare import SavedState, saved_state
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BatonError, RunLogError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.cluster import Cluster, several_hosts
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 _POLL_SECONDS = 0.005  # much shorter than a segment and its commit
 _LINES_SHOWN = 15
@@ -59,7 +59,7 @@ class Execution:
         return LocalStorage(self.storage / self.name)
 
     def arguments(self) -> list[str]:
-        """Return the arguments for `flows.without_prefect`."""
+        """Return the arguments for `baton.flows.without_prefect`."""
         place = (f"run={self.name}", f"storage={json.dumps(os.fspath(self.storage))}")
         options = [word for setting in (*self.settings, *place) for word in ("--set", setting)]
         cuts = [word for step in self.cuts for word in ("--cut-at", str(step))]

@@ -15,9 +15,9 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING
 
-from flows.admit import preflight
-from flows.opened_run import Run
-from flows.proof.choose import (
+from baton.flows.admit import preflight
+from baton.flows.opened_run import OpenedRun
+from baton.flows.proof.choose import (
     Choice,
     Stretch,
     choose,
@@ -27,7 +27,7 @@ from flows.proof.choose import (
     stretches_of,
     training_of,
 )
-from flows.proof.compare import (
+from baton.flows.proof.compare import (
     Outcome,
     SavedState,
     causes_of,
@@ -37,25 +37,25 @@ from flows.proof.compare import (
     read_outcome,
     read_variable,
 )
-from flows.proof.execute import CommitWatcher, Execution, FreshProcesses, Laboratory, error_of, hosts_of
-from tasks.foundation.checkpoint.verify import read_manifest, verify_checkpoint
-from tasks.foundation.contracts.base import baton_version
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt, ProofReceipt, Receipt
-from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
-from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import counted, shown
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
-from tasks.foundation.telemetry.events import Sink
+from baton.flows.proof.execute import CommitWatcher, Execution, FreshProcesses, Laboratory, error_of, hosts_of
+from baton.tasks.foundation.checkpoint.verify import read_manifest, verify_checkpoint
+from baton.tasks.foundation.contracts.base import baton_version
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
+from baton.tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt, ProofReceipt, Receipt
+from baton.tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
+from baton.tasks.foundation.errors import BatonError, DamagedDataset, FileMissing
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
+from baton.tasks.foundation.telemetry.events import Sink
+from baton.tasks.foundation.text import counted, shown
 
 if TYPE_CHECKING:
-    from tasks.foundation.dataset.features import Array
+    from baton.tasks.foundation.dataset.features import Array
 
 # A process may finish before it can be killed. Each further try trains twice as many steps.
 _TRIES = 5
@@ -166,12 +166,11 @@ _CHARACTERS = 1000
 
 
 def audit_in_scratch(
-    run: Run, overrides: tuple[str, ...], *, choice: Choice, count: int, seed: int, telemetry: Sink
+    run: OpenedRun, overrides: tuple[str, ...], *, choice: Choice, count: int, seed: int, telemetry: Sink
 ) -> AuditReceipt:
     """Execute the chosen stretches again, in fresh processes and temporary storage, and compare every digest.
 
     Args:
-        run: the run.
         overrides: the user's overrides, for the processes.
         choice: which stretches, see `choose`.
         count: size of the sample.
@@ -222,7 +221,7 @@ class _Executed:
     digests: Mapping[int, str]  # by step
 
 
-def _audited(run: Run, overrides: tuple[str, ...], stretch: Stretch, laboratory: Laboratory) -> AuditedStretch:
+def _audited(run: OpenedRun, overrides: tuple[str, ...], stretch: Stretch, laboratory: Laboratory) -> AuditedStretch:
     logged = {ref.step: ref.state_digest for ref in stretch.commits}
     first = _execute(run, overrides, stretch, "first", laboratory)
     steps = [step for step in logged if step in first.digests]
@@ -263,7 +262,9 @@ def _logged_state(home: Storage, ref: CheckpointRef, scratch: Path) -> SavedStat
     return SavedState(leaves=read_manifest(home, ref).leaves, read=read)
 
 
-def _execute(run: Run, overrides: tuple[str, ...], stretch: Stretch, which: str, laboratory: Laboratory) -> _Executed:
+def _execute(
+    run: OpenedRun, overrides: tuple[str, ...], stretch: Stretch, which: str, laboratory: Laboratory
+) -> _Executed:
     laboratory.note(f"executing steps {stretch.start.step} to {stretch.end.step} ({which})")
     if run.file is None:
         raise AssertionError("an audit needs the run file")
@@ -351,7 +352,7 @@ def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
     path = f"{folder}/manifest.json"
     if (storage / path).exists():
         return
-    from tasks.foundation.dataset.manifest import read_manifest as read_dataset  # imports NumPy
+    from baton.tasks.foundation.dataset.manifest import read_manifest as read_dataset  # imports NumPy
 
     try:
         manifest = read_dataset(root, folder)

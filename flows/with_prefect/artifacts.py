@@ -3,6 +3,8 @@
 A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes. After it, the
 state of the flow run is read: if it was cancelled, the process stops. A worker tells its processes, but may be gone.
 
+Of two processes that race for one home, the one that commits writes the artifacts: Prefect shows the newest of a key.
+
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
 the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
 An update costs the same however long the log is; only the curves need the whole log, and are drawn once, when the
@@ -19,7 +21,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import islice
 from types import TracebackType
@@ -27,20 +31,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from flows.facts import RunFacts
-from flows.opened_run import Run
-from flows.process import Terminated, is_clean_stop
-from tasks.evaluate.report.charts import curves_of as curves_in_log
-from tasks.evaluate.report.charts import pictures_of
-from tasks.evaluate.report.page import PAGE
-from tasks.evaluate.report.sections import checkpoint_cells
-from tasks.foundation.contracts.log_entry import Entry, Evaluation, Head
-from tasks.foundation.log.history import commit_of, history_of, newest_commits
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.messages import counted, masked
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words
+from baton.flows.facts import RunFacts, RunStatus
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process import Terminated, is_clean_stop
+from baton.tasks.evaluate.report.charts import curves_of as curves_in_log
+from baton.tasks.evaluate.report.charts import pictures_of
+from baton.tasks.evaluate.report.page import PAGE
+from baton.tasks.evaluate.report.sections import checkpoint_cells
+from baton.tasks.foundation.contracts.log_entry import Entry, Evaluation, Head
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.log.attempts import is_alive
+from baton.tasks.foundation.log.history import commit_of, history_of, newest_commits
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.stops import PROCESS_STOP
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
+from baton.tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words
+from baton.tasks.foundation.text import counted
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -57,9 +64,7 @@ _PARTS: Final = ("progress", "commits", "report", "curves")
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
 _MAX_PICTURES = 6
-_MAX_COMMITS = 10
 COMMIT_EVENT: Final = "baton.commit"
-_TILES = frozenset({"step", "training", "validation"})
 
 
 def commit_rows(log: RunLog, head: Head, most: int = MOST_ROWS) -> list[dict[str, object]]:
@@ -68,8 +73,6 @@ def commit_rows(log: RunLog, head: Head, most: int = MOST_ROWS) -> list[dict[str
     The log remembers the entries that it has read, so an update reads the new ones only, however long the log is.
 
     Args:
-        log: the run's.
-        head: its newest state.
         most: the number of rows.
 
     Raises:
@@ -126,7 +129,9 @@ def _run_of(home: str) -> str:
     return home.rpartition("/")[2]
 
 
-def progress_of(home: str, *, step: int, target: int | None, epoch: float | None, now: Training | None) -> Artifact:
+def progress_of(
+    home: str, *, step: int, target: int | None, epoch: float | None, now: Training | None, standing: str = ""
+) -> Artifact:
     """Make the progress bar: the step in per cent of the target.
 
     Args:
@@ -135,8 +140,9 @@ def progress_of(home: str, *, step: int, target: int | None, epoch: float | None
         target: the step to train to; None if it is not known yet.
         epoch: epochs that are done; None if it is not known.
         now: the last training event in this process; None if there was none.
+        standing: the state and its cause, if the run has ended before its target.
     """
-    words = [step_words(step, target, epoch)]
+    words = [*filter(None, [standing]), step_words(step, target, epoch)]
     if now is not None and now.metrics:
         words.append(metric_words(now.metrics, between=", "))
     if now is not None and target is not None and step < target:
@@ -176,15 +182,12 @@ def curves_of(home: str, entries: Sequence[Entry]) -> Artifact | None:
     )
 
 
-def report_of(home: str, *, commits: Sequence[Mapping[str, object]] = (), curves: Artifact | None = None) -> Artifact:
-    """Make a short report: where the whole one is, the newest commit as tiles, curves, and a table of the commits.
-
-    It links to the report on Cloud Storage; for a local disk it shows the path, because web pages cannot link to it.
+def report_of(home: str, *, standing: str = "") -> Artifact:
+    """Say where the run's report is: a link on Cloud Storage; on a local disk a path, to which no web page can link.
 
     Args:
         home: address of the run's home, gs://… or a path.
-        commits: rows of the table of commits, newest first.
-        curves: the artifact of the curves; None: not drawn yet.
+        standing: the state and its cause, if the run has ended before its target.
     """
     run, address = _run_of(home), f"{home}/{PAGE}"
     if address.startswith("gs://"):
@@ -192,23 +195,11 @@ def report_of(home: str, *, commits: Sequence[Mapping[str, object]] = (), curves
         text = f"[report of {run}]({link})\n\n`{address}`"
     else:
         text = f"The report of {run} is a file on the disk that the run is kept on:\n\n`{address}`"
-    if commits:
-        tiles = {name: value for name, value in commits[0].items() if name in _TILES and value != ""}
-        text += "\n\n" + _markdown_table([tiles])
-    if curves is not None:
-        text += f"\n\n{curves.data}"
-    if commits:
-        text += "\n\n" + _markdown_table(commits[:_MAX_COMMITS])
+    if standing:
+        text = f"**{_escaped(standing)}**\n\n{text}"
     return Artifact(
         key=key_of(home, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
     )
-
-
-def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with the same keys as a Markdown table. Names of metrics are the user's, so their marks are escaped."""
-    names = list(rows[0])
-    cells = ([_escaped(str(row.get(name, ""))) for name in names] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (names, ["---"] * len(names), *cells))
 
 
 def _escaped(text: str) -> str:
@@ -335,7 +326,7 @@ class ArtifactPublisher:
 
     def __init__(
         self,
-        run: Run,
+        run: OpenedRun,
         *,
         only_progress: bool = False,
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
@@ -369,11 +360,12 @@ class ArtifactPublisher:
         self._training: Training | None = None
         self._step: int | None = None
         self._commit: int | None = None  # step of a commit whose event is not emitted yet
+        self._began = -1  # the base of the head when this process began; -1 without a log
+        self._own: set[str] = set()  # paths of the checkpoints that this process committed
         self._closing = False
         self._warned = False
         self._cancelled = False  # the flow run was, so this process stops
         self._draws_curves = False
-        self._drawn: Artifact | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -384,7 +376,6 @@ class ArtifactPublisher:
         if self._store is None and flow_run is not None and flow_run.flow_run is not None:
             self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
         if self._store is not None:
-            self._mark("progress", "commits")  # the state of a continued run
             # No request of the thread is retried. The setting is changed once, in its copy of the context: that takes
             # Prefect 0.05 s. A daemon thread never delays the exit.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
@@ -403,8 +394,8 @@ class ArtifactPublisher:
     def emit(self, event: Event) -> None:
         """Mark the artifacts that an event changes; the thread writes them. Never raises."""
         match event:
-            case Training():
-                parts: tuple[str, ...] = ("progress",)
+            case Training():  # the first one shows the state of a continued run
+                parts: tuple[str, ...] = ("progress",) if self._training else ("progress", "commits")
             case Committed():
                 parts = ("progress", "commits")
             case Evaluated():
@@ -416,6 +407,8 @@ class ArtifactPublisher:
                 self._training = event
             if isinstance(event, Training | Committed):
                 self._step = event.step
+            if isinstance(event, Committed):
+                self._own.add(event.path)
             if isinstance(event, Committed) and not self._only_progress:
                 self._commit = event.step
             self._mark(*parts)
@@ -438,6 +431,9 @@ class ArtifactPublisher:
             self._thread.join(self._request_seconds)
 
     def _work(self) -> None:
+        with suppress(BatonError):  # which the first update reports
+            head = self._log.head()
+            self._began = -1 if head is None else head.base
         while True:
             with self._changed:
                 while not self._closing and (wait := self._seconds_until_due()) != 0:
@@ -447,6 +443,8 @@ class ArtifactPublisher:
                 self._outdated.clear()
                 self._not_before = self._clock() + _INTERVAL_SECONDS
             try:
+                if due and not self._is_ours():
+                    due = [name for name in due if name == "commits" and self._commit is not None]
                 while due:
                     self._update(due[0])
                     due.pop(0)
@@ -461,6 +459,18 @@ class ArtifactPublisher:
     def _seconds_until_due(self) -> float | None:
         """None if nothing is outdated."""
         return max(0.0, self._not_before - self._clock()) if self._outdated else None
+
+    def _is_ours(self) -> bool:
+        """Whether no other process has committed since this one began, nor trains the run while this one has not."""
+        head = self._log.head()
+        tip = None if head is None else head.tip
+        if tip is not None and tip.path not in self._own and tip.base >= self._began:
+            return False
+        if self._own:
+            return True
+        records, now = self._of.attempts.read().records, datetime.now(UTC)
+        alive = sum(record.within is None and is_alive(record, now=now) for record in records)
+        return alive <= (0 if self._closing and not self._only_progress else 1)  # its own
 
     def _update(self, name: str) -> None:
         artifact = self._artifact(name)
@@ -489,11 +499,11 @@ class ArtifactPublisher:
             return None
         head = self._log.head()
         if head is None or name == "curves":
-            return None if head is None else self._curves()
-        home, rows = self._log.home.uri, commit_rows(self._log, head)
+            return None if head is None else curves_of(self._log.home.uri, tuple(self._log.entries(blocks="written")))
         if name == "report":
-            return report_of(home, commits=rows, curves=self._curves() if self._draws_curves else None)
-        return commits_of(home, rows) if rows else None
+            return report_of(self._log.home.uri, standing=self._standing())
+        rows = commit_rows(self._log, head)
+        return commits_of(self._log.home.uri, rows) if rows else None
 
     def _progress(self) -> Artifact | None:
         """The step in training; or the committed one, before the training and after it."""
@@ -508,12 +518,16 @@ class ArtifactPublisher:
         if newest is None:
             return progress_of(home, step=0, target=self._of.spec.train.known_target, epoch=None, now=now)
         facts = RunFacts.of(self._of, newest)
-        return progress_of(home, step=facts.step, target=facts.target_of_command, epoch=facts.epoch, now=now)
+        return progress_of(
+            home, step=facts.step, target=facts.target_of_command, epoch=facts.epoch, now=now, standing=self._standing()
+        )
 
-    def _curves(self) -> Artifact | None:
-        if self._drawn is None:  # the training has ended, so they stay as they are
-            self._drawn = curves_of(self._log.home.uri, tuple(self._log.entries(blocks="written")))
-        return self._drawn
+    def _standing(self) -> str:
+        """`failed: NonFinite: …`; empty while it trains, which costs no reading, and if it has no cause to be there."""
+        if not self._closing:
+            return ""
+        status = RunStatus.read(self._of)
+        return f"{status.state}: {status.cause}" if status.cause else ""
 
     def _warn(self, fault: Exception) -> None:
         if not self._warned:

@@ -20,16 +20,16 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
-from flows.runner import StageStopped
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import InvalidInput, StageLost
-from tasks.foundation.log.stage_results import has_answer
-from tasks.foundation.machine.stops import Stop, Stops
-from tasks.foundation.machine.threads import last_stop
-from tasks.foundation.messages import masked
-from tasks.foundation.stage import label_of
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.flows.runner import StageStopped
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import InvalidInput, StageLost
+from baton.tasks.foundation.log.stage_results import has_answer
+from baton.tasks.foundation.machine.stops import Stop, Stops
+from baton.tasks.foundation.machine.threads import last_stop
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.stage import label_of
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
@@ -118,7 +118,6 @@ class FlowRuns:
 
         Args:
             deployment: FLOW/DEPLOYMENT.
-            parameters: JSON.
             name: name of the flow run.
             tags: tags of the flow run.
             key: idempotency key; a second request with the same key starts no second flow run.

@@ -118,7 +118,7 @@ def worker_shield() -> Iterator[None]:
     from prefect._internal.concurrency.cancellation import shield
     from rich.console import Console
 
-    from flows.process import tolerate_closed_readers  # the server's process does without
+    from baton.flows.process import tolerate_closed_readers  # the server's process does without
 
     # It stays: the engine logs how the flow run ended.
     setattr(Console, "on_broken_pipe", lambda console: setattr(console, "quiet", True))  # noqa: B010 - for mypy

@@ -10,24 +10,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 from uuid import UUID
 
-from flows.process import is_clean_stop, stop_reason
-from flows.runner import Runner
-from flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
-from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, words_of
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import BatonError, BlowUp, whole_traceback
-from tasks.foundation.messages import counted, masked, shown, shown_lines
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink
-from tasks.foundation.telemetry.formatting import metric_words, step_words
+from baton.flows.process import is_clean_stop, stop_reason
+from baton.flows.runner import Runner
+from baton.flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
+from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, words_of
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import BatonError, BlowUp, whole_traceback
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink
+from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
+from baton.tasks.foundation.text import counted, shown, shown_lines
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-    from flows.admit import Admitted
-    from flows.opened_run import Run
-    from flows.result import RelayResult
+    from baton.flows.admit import Admitted
+    from baton.flows.opened_run import OpenedRun
+    from baton.flows.result import RelayResult
 
 
 R = TypeVar("R")
@@ -82,7 +83,7 @@ class End(Contract):
         from prefect import get_run_logger, states
 
         if self.kind == "reached":
-            from flows.result import RelayResult
+            from baton.flows.result import RelayResult
 
             return final_state(RelayResult.model_validate_json(self.text), spec)
         if self.kind == "stopped":
@@ -212,7 +213,6 @@ def tag_flow_run(spec: RunSpec, telemetry: Sink) -> None:
     One request, not retried: if Prefect refuses it or does not respond, a warning says so, and the flow run goes on.
 
     Args:
-        spec: the run file's content.
         telemetry: receives the warning.
     """
     import httpx
@@ -234,22 +234,21 @@ def tag_flow_run(spec: RunSpec, telemetry: Sink) -> None:
 
 
 def recorded_relay(
-    run: "Run", admission: "Callable[[Sink], Admitted | RelayResult]", *, telemetry: Sink, whole_process: bool
+    run: "OpenedRun", admission: "Callable[[Sink], Admitted | RelayResult]", *, telemetry: Sink, whole_process: bool
 ) -> "RelayResult":
     """Train a run as the current flow run.
 
     Args:
         run: the opened run.
         admission: admits it; a result in place of the admitted run ends the flow run at once.
-        telemetry: receives every event.
         whole_process: whether the process runs only this.
 
     Raises:
         FlowRunCancelled: the flow run was cancelled, and its worker did not say so.
     """
     # An image whose stages only move files has not what the relay needs.
-    from flows.relay import relay
-    from flows.result import RelayResult, leaves_time
+    from baton.flows.relay import relay
+    from baton.flows.result import RelayResult, leaves_time
 
     attempt = uuid.uuid4().hex
     with ArtifactPublisher(run, notes=telemetry) as publisher, PrefectTasks(telemetry) as tasks:
@@ -259,7 +258,7 @@ def recorded_relay(
             return admitted
         runner: Runner = RecordedStages(tasks)
         if run.spec.stages.remote():
-            from flows.with_prefect.remote_stage import runner_for  # imports Prefect
+            from baton.flows.with_prefect.remote_stage import runner_for  # imports Prefect
 
             limit = admitted.goal.max_seconds
             runner = runner_for(run.spec, runner, attempt=attempt, telemetry=sinks, max_seconds=limit)

@@ -26,18 +26,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Self
 
-from flows.admit import Admitted
-from flows.opened_run import Run
-from flows.process import Terminated, exits_with, is_clean_stop, mask_library_output, start_module
-from flows.process_start import fast_imports
-from flows.result import RelayResult, leaves_time
-from flows.with_prefect.artifacts import ArtifactPublisher, is_stoppable, stop_as_cancelled
-from flows.with_prefect.record import End, PrefectRunLogger, target_name
-from flows.with_prefect.server import PrefectStart
-from flows.with_prefect.task_runs import PrefectTasks, StageEnd, StageRecord, logger_of_stage, stage_of_thread, words_of
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import BatonError
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink, Training
+from baton.flows.admit import Admitted
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process import Terminated, exits_with, is_clean_stop, mask_library_output, start_module
+from baton.flows.process_start import fast_imports
+from baton.flows.result import RelayResult, leaves_time
+from baton.flows.with_prefect.artifacts import ArtifactPublisher, is_stoppable, stop_as_cancelled
+from baton.flows.with_prefect.record import End, PrefectRunLogger, target_name
+from baton.flows.with_prefect.server import PrefectStart
+from baton.flows.with_prefect.task_runs import (
+    PrefectTasks,
+    StageEnd,
+    StageRecord,
+    logger_of_stage,
+    stage_of_thread,
+    words_of,
+)
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink, Training
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -75,7 +82,6 @@ class Recorder:
         """Start nothing yet.
 
         Args:
-            admitted: the run.
             parameters: see `run_as_train_run`.
             overrides: with which the process opens the run.
             notes: receives a note of what Prefect does not record.
@@ -244,11 +250,11 @@ def main() -> int:
             import prefect.task_engine  # noqa: F401
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            from flows.with_prefect.run_flows import run_as_train_run
+            from baton.flows.with_prefect.run_flows import run_as_train_run
         # Only the command says how the training ends. The server's process, which ends by SIGTERM, runs by now.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         answers.send(state="connected")
-        run = Run.open(load_run_file(Path(given["file"]), given["overrides"]))
+        run = OpenedRun.open(load_run_file(Path(given["file"]), given["overrides"]))
         work = functools.partial(_record, run, answers)
         # With heartbeats a flow run ends up to a second later. An embedded server, which ends with it, needs none.
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_embedded else {}):
@@ -261,7 +267,7 @@ def main() -> int:
     return 0
 
 
-def _record(run: Run, answers: _Answers) -> "State[object]":
+def _record(run: OpenedRun, answers: _Answers) -> "State[object]":
     """The flow: it follows the lines of the command until the training has ended."""
     answers.send(state="begun")
     stages: dict[int, StageRecord] = {}

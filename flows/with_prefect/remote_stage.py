@@ -18,8 +18,8 @@ from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateType
 
-from flows.runner import Runner, StageStopped
-from flows.with_prefect.flow_runs import (
+from baton.flows.runner import Runner, StageStopped
+from baton.flows.with_prefect.flow_runs import (
     NEWS_SECONDS,
     POLL_SECONDS,
     TO_LEAVE_SECONDS,
@@ -28,13 +28,13 @@ from flows.with_prefect.flow_runs import (
     RemoteCall,
     is_over,
 )
-from tasks.foundation import errors
-from tasks.foundation.contracts.attempt import LAUNCH
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import ErrorReport, RemoteContext, StageCall, pack
-from tasks.foundation.errors import (
+from baton.tasks.foundation import errors
+from baton.tasks.foundation.contracts.attempt import LAUNCH
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.log_entry import SegmentResult
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport, RemoteContext, StageCall, pack
+from baton.tasks.foundation.errors import (
     AcceleratorLost,
     AnotherVersion,
     BatonError,
@@ -46,16 +46,16 @@ from tasks.foundation.errors import (
     StorageError,
     StoreUnreachable,
 )
-from tasks.foundation.log.attempts import require_progress
-from tasks.foundation.log.stage_results import take_answer, take_error
-from tasks.foundation.machine.processes import HASH_SEED, hash_seed
-from tasks.foundation.machine.stops import Stops
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.messages import with_place
-from tasks.foundation.model.code_digest import file_references, module_digest
-from tasks.foundation.stage import Place, Stage, label_of
-from tasks.foundation.telemetry.events import Note, Phase, Sink
-from tasks.stages import CHECKPOINT_TO_GCS, STAGES, TRAIN_SEGMENT
+from baton.tasks.foundation.log.attempts import require_progress
+from baton.tasks.foundation.log.stage_results import take_answer, take_error
+from baton.tasks.foundation.machine.processes import HASH_SEED, hash_seed
+from baton.tasks.foundation.machine.stops import Stops
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.model.saved_code import file_references, module_digest
+from baton.tasks.foundation.stage import Place, Stage, label_of
+from baton.tasks.foundation.telemetry.events import Note, Phase, Sink
+from baton.tasks.foundation.text import with_place
+from baton.tasks.stages import CHECKPOINT_TO_GCS, STAGES, TRAIN_SEGMENT
 
 C = TypeVar("C", bound=StageCall)
 A = TypeVar("A", bound=Contract)
@@ -100,7 +100,6 @@ def require_flow_of(stage: str, deployment: str) -> None:
     """Refuse a deployment of another flow, which could not read the stage's call.
 
     Args:
-        stage: name of the stage.
         deployment: FLOW/DEPLOYMENT.
 
     Raises:

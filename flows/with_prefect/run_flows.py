@@ -21,19 +21,19 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from flows.admit import Admitted, admit, require_still_idle
-from flows.agreed import refusals_told
-from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
-from flows.opened_run import Goal, Run, open_run, require_address, run_of_deployment, write_run_file
-from flows.process import keep_main_module_from_children, mask_library_output
-from flows.proof.choose import Choice
-from flows.proof.receipt import audit_in_scratch, receipt_lines
-from flows.result import RelayResult
-from flows.runner import StageStopped
-from flows.verification import Findings, verify_home
-from flows.with_prefect.artifacts import FlowRunCancelled
-from flows.with_prefect.internals import worker_shield
-from flows.with_prefect.record import (
+from baton.flows.admit import Admitted, admit, require_still_idle
+from baton.flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
+from baton.flows.host_checks import refusals_told
+from baton.flows.opened_run import Goal, OpenedRun, open_run, require_address, run_of_deployment, write_run_file
+from baton.flows.process import keep_main_module_from_children, mask_library_output
+from baton.flows.proof.choose import Choice
+from baton.flows.proof.receipt import audit_in_scratch, receipt_lines
+from baton.flows.result import RelayResult
+from baton.flows.runner import StageStopped
+from baton.flows.verification import Findings, verify_home
+from baton.flows.with_prefect.artifacts import FlowRunCancelled
+from baton.flows.with_prefect.internals import worker_shield
+from baton.flows.with_prefect.record import (
     MACHINE_GOES,
     End,
     PrefectRunLogger,
@@ -45,20 +45,20 @@ from flows.with_prefect.record import (
     tags_of,
     target_name,
 )
-from flows.with_prefect.remote_stage import runner_for
-from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage, prefect_responds
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.home_files import AuditReceipt
-from tasks.foundation.contracts.identity import accepted_keys
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, RunAtWork
-from tasks.foundation.log.receipts import store_receipt
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu import announce_tpu
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
+from baton.flows.with_prefect.remote_stage import runner_for
+from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage, prefect_responds
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.home_files import AuditReceipt
+from baton.tasks.foundation.contracts.identity import accepted_keys
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BatonError, RunAtWork
+from baton.tasks.foundation.log.receipts import store_receipt
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.tpu import announce_tpu
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
 
 quiet_tensorflow()
 mask_library_output()
@@ -130,7 +130,7 @@ def train_run(
     keep_main_module_from_children(only_of="prefect")
     try:
         with refusals_told(Path(run_file), overrides or [], note=lambda text: PrefectRunLogger().emit(Note(text=text))):
-            run = Run.open(load_run_file(Path(run_file), overrides or []))
+            run = OpenedRun.open(load_run_file(Path(run_file), overrides or []))
             goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
             accepted = accepted_keys(",".join(accept or []))
 
@@ -248,7 +248,7 @@ def evaluate_best(
     return evaluated(done)
 
 
-def _evaluate(run: Run, chosen: Chosen, telemetry: Sink) -> Evaluation:
+def _evaluate(run: OpenedRun, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Evaluate through the stages, in this process or as deployments."""
     with PrefectTasks(telemetry) as tasks:
         # No attempt: this is not a part of training.
@@ -345,7 +345,7 @@ def verify(run_file: str, overrides: list[str] | None = None) -> State[str]:
     try:
         require_address(run_file)
         opened = open_run(run_file, overrides)
-        if isinstance(opened, Run):
+        if isinstance(opened, OpenedRun):
             tag_flow_run(opened.spec, PrefectRunLogger())
         return verified(verify_home(opened, quarantine=True), opened.home.uri)
     except BatonError as fault:

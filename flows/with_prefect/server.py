@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NoReturn
 
-from flows.process import start_child
-from tasks.foundation.errors import PrefectUnavailable
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.threads import before_leaving_at_once
-from tasks.foundation.machine.tpu import announce_tpu
-from tasks.foundation.messages import masked, message
+from baton.flows.process import start_child
+from baton.tasks.foundation.errors import PrefectUnavailable
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.threads import before_leaving_at_once
+from baton.tasks.foundation.machine.tpu import announce_tpu
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.text import message
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -100,9 +101,6 @@ class EmbeddedServer:
     @classmethod
     def start(cls, environment: Mapping[str, str] = os.environ) -> "EmbeddedServer":
         """Start the server; it does not respond yet.
-
-        Args:
-            environment: variables of its process.
 
         Raises:
             PrefectUnavailable: no port is free, or the process cannot be started.
@@ -332,7 +330,7 @@ def _require_server(url: str) -> None:
     from prefect.exceptions import PrefectHTTPStatusError
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from flows.with_prefect.flow_runs import CREDENTIALS, require_temporary
+    from baton.flows.with_prefect.flow_runs import CREDENTIALS, require_temporary
 
     limits = {"timeout": _ANSWER_SECONDS}
     until = time.monotonic() + _ANSWER_SECONDS
@@ -378,7 +376,6 @@ def is_certainly_embedded(environment: Mapping[str, str], folder: Path) -> bool:
     settings can be is enough.
 
     Args:
-        environment: variables of this process.
         folder: the working folder.
     """
     for name in (name for name, value in environment.items() if value):

@@ -15,21 +15,21 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.opened_run import Run
-from flows.process import keep_main_module_from_children, mask_library_output
-from flows.process_start import fast_imports
-from flows.runner import Runner
-from flows.with_prefect.artifacts import ArtifactPublisher
-from flows.with_prefect.internals import worker_shield
-from flows.with_prefect.record import PrefectRunLogger, failed
-from flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage
-from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
-from tasks.foundation.contracts.attempt import utc_time
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import Entry, Environment, Head, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import (
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process import keep_main_module_from_children, mask_library_output
+from baton.flows.process_start import fast_imports
+from baton.flows.runner import Runner
+from baton.flows.with_prefect.artifacts import ArtifactPublisher
+from baton.flows.with_prefect.internals import worker_shield
+from baton.flows.with_prefect.record import PrefectRunLogger, failed
+from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage
+from baton.tasks.foundation.checkpoint.save import AsyncSaves
+from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
+from baton.tasks.foundation.contracts.attempt import utc_time
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.log_entry import Entry, Environment, Head, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     ErrorReport,
     InitOrRestoreCall,
@@ -40,21 +40,21 @@ from tasks.foundation.contracts.stage_calls import (
     TrainSegmentCall,
     unpack,
 )
-from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StaleWriter, StorageError
-from tasks.foundation.log.stage_results import handed_on, write_answer, write_error
-from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.machine.tpu import announce_tpu
-from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Phase, Several, warnings_as_notes
-from tasks.foundation.telemetry.ledger import Ledger
-from tasks.foundation.user_code import require_function
-from tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
+from baton.tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StaleWriter, StorageError
+from baton.tasks.foundation.log.stage_results import handed_on, write_answer, write_error
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.hang import HangWatch
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.machine.tpu import announce_tpu
+from baton.tasks.foundation.model.saved_code import module_digest
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.events import Note, Phase, Several, warnings_as_notes
+from baton.tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.user_functions import require_function
+from baton.tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 quiet_tensorflow()
 mask_library_output()
@@ -161,7 +161,7 @@ class StageProcess:
             yield None
             return
         with fast_imports():
-            from tasks.foundation.machine.devices import acquire, may_be_lost  # not in every image
+            from baton.tasks.foundation.machine.devices import acquire, may_be_lost  # not in every image
 
             stage.load()
         recorded = stage.environment(call, self.place)
@@ -236,7 +236,6 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
     Args:
         kind: class of the call.
         text: the call and its context, in JSON.
-        work: runs the stage.
 
     Returns:
         Completed, or Failed with the name of a `BatonError`, whose report is written to the home.
@@ -257,7 +256,7 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             logger = PrefectRunLogger(logger_of_stage)
             watch = stack.enter_context(HangWatch(call.spec.stop, ledger=ledger, telemetry=logger))
             others = Several((logger, ledger, watch))
-            run = Run.of(call.spec, folder, root=storage)
+            run = OpenedRun.of(call.spec, folder, root=storage)
             home, log = run.home, run.log
             publisher = stack.enter_context(ArtifactPublisher(run, only_progress=True, notes=others))
             telemetry = Several((others, publisher))
@@ -289,7 +288,6 @@ def require_same_code(digests: Mapping[str, str], folder: Path) -> None:
 
     Args:
         digests: as `code_digests` returns them.
-        folder: the run file's folder in this process.
 
     Raises:
         InvalidInput: a function of the run file is missing, or differs.

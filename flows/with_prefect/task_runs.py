@@ -16,7 +16,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeVar
 from uuid import UUID
 
-from flows.process import is_clean_stop
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.messages import masked
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.flows.process import is_clean_stop
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.stage_calls import StageCall
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -42,8 +42,9 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 # How long a server may take to respond, before it counts as not responding.
 _PATIENCE_SECONDS: Final = 20.0
-# How long the end of a flow run waits for the last task runs to be recorded.
+# How long the end of a flow run waits for the last task runs to be recorded, and if a server that stood still is back.
 _CLOSE_SECONDS: Final = 3.0
+_BACK_SECONDS: Final = 60.0
 # So many task runs may wait for a slow server; later ones are not recorded. Each holds a thread, but no data.
 _MOST_WAITING: Final = 16
 _ABSENT: Final = "Prefect is not responding and does not record what is done; the run continues"
@@ -90,6 +91,22 @@ def prefect_responds() -> bool:
             return client.api_healthcheck() is None
     except (httpx.HTTPError, PrefectException, RuntimeError, OSError):
         return False
+
+
+def _alive_after(threads: Sequence[threading.Thread], seconds: float) -> list[threading.Thread]:
+    """Wait for threads, at most this long; returns those that have not ended."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def drop_logs_of(threads: Sequence[threading.Thread]) -> None:
+    """Let no handler of Prefect's loggers see what these threads log from now on."""
+    idents = {thread.ident for thread in threads}
+    for name in (None, "prefect", "prefect.task_runs"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(lambda record: record.thread not in idents)
 
 
 @dataclass(slots=True)
@@ -274,17 +291,20 @@ class PrefectTasks:
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Wait until the task runs of all ended stages are recorded, at most this long.
 
-        What is not recorded by then may still be retrying; if Prefect does not respond, that is reported now.
+        A server that stood still and responds again records them all, which takes a while. What is not recorded even
+        then is given up: task runs that have not begun never will, and what its thread still logs is dropped, since it
+        may outlive the interpreter. If Prefect does not respond, that is reported now.
         """
-        until = time.monotonic() + (0.0 if self._status.reported_absent else seconds)
         with self._lock:
-            ended = {thread: record for thread, record in self._threads.items() if record.ended.is_set()}
-        for thread in ended:
-            thread.join(max(until - time.monotonic(), 0.0))
-        is_unrecorded = any(thread.is_alive() for thread in ended)
-        if is_unrecorded and not self._status.reported_absent and not self._status.responds():
-            self._status.absent(self._telemetry)
+            ended = [thread for thread, record in self._threads.items() if record.ended.is_set()]
+        if _alive_after(ended, 0.0 if self._status.reported_absent else seconds):
+            if self._status.responds():
+                _alive_after(ended, _BACK_SECONDS)
+            else:
+                self._status.absent(self._telemetry)
         self._closed = True
+        if given_up := _alive_after(ended, 0.0):
+            drop_logs_of(given_up)
 
     def begin(self, record: StageRecord) -> None:
         """Begin to record a stage, without waiting."""
@@ -312,6 +332,9 @@ class PrefectTasks:
         """Run the task of a stage, in a thread of its own, after the one before has begun."""
         if before is not None:
             before.begun.wait()
+        if self._closed and record.ended.is_set():
+            record.begun.set()
+            return
 
         def stage() -> "State[None]":
             self._status.reported_absent = False  # only the begin of a task asks the API

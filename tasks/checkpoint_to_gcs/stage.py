@@ -3,12 +3,12 @@
 A home in a local folder is treated like one in a bucket.
 """
 
-from tasks.foundation.checkpoint.save import commit_staged
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Phase
+from baton.tasks.foundation.checkpoint.save import commit_staged
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.telemetry.events import Phase
 
 
 def checkpoint_to_gcs(call: CheckpointToGcsCall, place: Place) -> Entry:

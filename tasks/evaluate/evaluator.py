@@ -18,19 +18,25 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import ModelError
-from tasks.foundation.model.hidden_state import require_no_hidden_state
-from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides
-from tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
-from tasks.foundation.model.randomness import PYTHON_OPERATIONS, StepDraws, exact_draws, nodes_in
-from tasks.foundation.model.step import op_errors_as_model_error
-from tasks.foundation.model.sums import fix_sum_order
-from tasks.foundation.model.variables import Leaf, components, handle_ids
-from tasks.foundation.state.train_state import require_space_to_trace
-from tasks.foundation.state.warm_state import HeldValues
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.model.hidden_state import require_no_hidden_state
+from baton.tasks.foundation.model.keras_steps import (
+    SCALED_LOSSES,
+    called_like_fit,
+    not_converted,
+    overrides,
+    reset_metrics,
+)
+from baton.tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
+from baton.tasks.foundation.model.randomness import PYTHON_OPERATIONS, StepDraws, exact_draws, nodes_in
+from baton.tasks.foundation.model.step import op_errors_as_model_error
+from baton.tasks.foundation.model.sums import fix_sum_order
+from baton.tasks.foundation.model.variables import Leaf, components, handle_ids, with_inner_optimizers
+from baton.tasks.foundation.state.train_state import require_space_to_trace
+from baton.tasks.foundation.state.warm_state import HeldValues
+from baton.tasks.foundation.user_traceback import user_error
 
 
 class Metrics:
@@ -42,7 +48,6 @@ class Metrics:
         """Prepare it; nothing is traced yet.
 
         Args:
-            model: a built and compiled model.
             strategy: the strategy in whose scope it was built.
             returned: accumulates the values that the user's own test_step returns, if it has one.
         """
@@ -57,7 +62,7 @@ class Metrics:
 
     def reset(self) -> None:
         """Reset all metrics."""
-        self._model.reset_metrics()
+        reset_metrics(self._model)
         if self._returned is not None:
             self._returned.reset()
 
@@ -67,8 +72,8 @@ class Metrics:
 
 
 def keeps_averages(model: keras.Model) -> bool:
-    """Whether the model's optimizer keeps averages of the weights."""
-    return bool(_averaging_optimizer(model).use_ema)
+    """Whether the model's optimizer, or one that it wraps, keeps averages of the weights."""
+    return any(getattr(each, "use_ema", False) for each in with_inner_optimizers(model.optimizer))
 
 
 def use_averages(model: keras.Model) -> None:
@@ -76,21 +81,16 @@ def use_averages(model: keras.Model) -> None:
 
     Before the first step there are none: Keras makes them with zeros, and the weights stay.
     """
-    optimizer = _averaging_optimizer(model)
-    if keeps_averages(model) and int(components(optimizer.iterations.value)[0]):
-        optimizer.finalize_variable_values(model.trainable_variables)
-
-
-def _averaging_optimizer(model: keras.Model) -> Any:
-    # Loss scaling wraps the optimizer that has the averages.
-    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    averaging = [each for each in with_inner_optimizers(model.optimizer) if getattr(each, "use_ema", False)]
+    # Not `iterations`, which are the updates: with accumulated gradients there are averages before the first one.
+    if any(int(components(each._iterations.value)[0]) for each in averaging):
+        model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def changed_leaves(leaves: Iterable[Leaf], graphs: Sequence[Any], *, averages: bool) -> tuple[Leaf, ...]:
     """Return the leaves that an evaluation may change.
 
     Args:
-        leaves: of the train state.
         graphs: of the traced validation loops.
         averages: whether the averages of `use_ema` replace the weights.
     """
@@ -145,7 +145,6 @@ class Evaluator(Generic[T]):
         """Prepare the loops; nothing is traced yet.
 
         Args:
-            model: a built and compiled model.
             tally: what is added up.
             reference: the user's name of the model, `model.py:build_model`, for messages.
             draws: seeds of the step's random operations; their replicas take it.
@@ -269,7 +268,6 @@ def labels_of(model: keras.Model, batch: Sequence[Any]) -> _Labels | None:
     """How a classifier's labels say their class; None if the model is no classifier.
 
     Args:
-        model: a compiled model.
         batch: x, y and more of any example, which is not looked at but for the shape of y.
     """
     shape = getattr(batch[1], "shape", None) if len(batch) > 1 else None
@@ -280,10 +278,20 @@ def labels_of(model: keras.Model, batch: Sequence[Any]) -> _Labels | None:
     return labels if labels == "one-hot" or shape[1:] in {(), (1,)} else None
 
 
-class _Classes:
-    """Predicts the classes of examples, and adds something up of them and of the labels."""
+class Confusion:
+    """Counts the examples by label and predicted class.
 
-    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels, shape: tuple[int, ...]) -> None:
+    The result has a row for each label and a column for each prediction; None if the model has another number of
+    outputs than a classifier of at most `MOST_CLASSES` classes. Each example counts 1, whatever its sample weight.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels) -> None:
+        """Create the counts; nothing is traced yet.
+
+        Args:
+            strategy: the strategy in whose scope it was built.
+            labels: see `labels_of`.
+        """
         self._model = model
         self._labels = labels
         # Keras's own binary accuracy asks for more than one half of a probability.
@@ -291,7 +299,7 @@ class _Classes:
         self._classes: int | None = None
         with strategy.scope():
             self._sums = tf.Variable(
-                tf.zeros(shape, tf.int64),
+                tf.zeros((MOST_CLASSES, MOST_CLASSES), tf.int64),
                 trainable=False,
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.SUM,
@@ -312,9 +320,12 @@ class _Classes:
         """Begin anew."""
         self._sums.assign(tf.zeros_like(self._sums))
 
-    def _add(self, label: Any, predicted: Any) -> None:
-        """Add up a replica's batch: two vectors of classes."""
-        raise NotImplementedError
+    def take(self) -> Counts | None:
+        """The counts of all replicas."""
+        if self._classes is None:
+            return None
+        counts = tf.convert_to_tensor(self._sums).numpy()[: self._classes, : self._classes]
+        return tuple(tuple(int(number) for number in row) for row in counts)
 
     @not_converted
     def _count(self, y: Any, outputs: Any) -> None:
@@ -331,50 +342,7 @@ class _Classes:
         else:
             return
         self._classes = max(2, outputs.shape[1])
-        self._add(*(tf.cast(tf.reshape(each, (-1,)), tf.int32) for each in (label, predicted)))
-
-
-class Confusion(_Classes):
-    """Counts the examples by label and predicted class.
-
-    The result has a row for each label and a column for each prediction; None if the model has another number of
-    outputs than a classifier of at most `MOST_CLASSES` classes. Each example counts 1, whatever its sample weight.
-    """
-
-    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels) -> None:
-        """Create the counts; nothing is traced yet.
-
-        Args:
-            model: a built and compiled model.
-            strategy: the strategy in whose scope it was built.
-            labels: see `labels_of`.
-        """
-        super().__init__(model, strategy, labels, (MOST_CLASSES, MOST_CLASSES))
-
-    def take(self) -> Counts | None:
-        """The counts of all replicas."""
-        if self._classes is None:
-            return None
-        counts = tf.convert_to_tensor(self._sums).numpy()[: self._classes, : self._classes]
-        return tuple(tuple(int(number) for number in row) for row in counts)
-
-    def _add(self, label: Any, predicted: Any) -> None:
-        rows, columns = (tf.one_hot(each, MOST_CLASSES) for each in (label, predicted))
+        rows, columns = (
+            tf.one_hot(tf.cast(tf.reshape(each, (-1,)), tf.int32), MOST_CLASSES) for each in (label, predicted)
+        )
         self._sums.assign_add(tf.cast(tf.matmul(rows, columns, transpose_a=True), tf.int64))
-
-
-class Predictions(_Classes):
-    """The label and the predicted class of each example of one batch, which one replica gets."""
-
-    def __init__(self, model: keras.Model, strategy: Any, labels: _Labels, examples: int) -> None:
-        """Like `Confusion`, for a batch of `examples`."""
-        super().__init__(model, strategy, labels, (2, examples))
-
-    def take(self) -> list[tuple[int, int]]:
-        """A pair for each example; empty if the model is not understood, see `Confusion`."""
-        if self._classes is None:
-            return []
-        return [(int(label), int(predicted)) for label, predicted in tf.convert_to_tensor(self._sums).numpy().T]
-
-    def _add(self, label: Any, predicted: Any) -> None:
-        self._sums.assign(tf.cast(tf.stack([label, predicted]), tf.int64))

@@ -1,15 +1,19 @@
 """The target of an export: a new local file or folder, written completely or not at all, with its `serving.json`."""
 
+import errno
 import importlib.util
 import math
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from tasks.foundation.errors import InvalidInput, StorageError
-from tasks.foundation.messages import listed
+from baton.tasks.foundation.errors import InvalidInput, StorageError
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.text import listed
 
 Form = Literal["keras", "weights", "saved_model", "checkpoint", "litert", "onnx", "openvino"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -19,9 +23,14 @@ RUNTIMES = {
     "onnx": ("onnx", "onnxruntime", "tf2onnx"),
     "openvino": ("openvino",),
 }
-# Largest difference between Keras's predictions and those of another runtime, see `serving.difference`.
+# Those that hold variables and no computation.
+VALUES = frozenset({"weights", "checkpoint"})
+# Largest difference between the model's predictions and those of an export, see `serving.difference`.
 TOLERANCE = 1e-3
-_ENDINGS = {"keras": ".keras", "weights": ".weights.h5", "litert": ".tflite", "onnx": ".onnx"}
+# Of bfloat16 three decimals are noise, and TensorFlow fuses operations in the graph of a SavedModel; and where Keras
+# rounds what it merges.
+TOLERANCE_OF_ROUNDED = 0.03
+ENDINGS = {"keras": ".keras", "weights": ".weights.h5", "litert": ".tflite", "onnx": ".onnx"}
 # In this order, both w.weights.h5 and w.weights become w.
 _OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights", ".tflite", ".onnx")
 _SERVING = "serving.json"
@@ -33,11 +42,11 @@ def form_of(target: Path) -> str:
     Raises:
         InvalidInput: it says none.
     """
-    for form, ending in _ENDINGS.items():
+    for form, ending in ENDINGS.items():
         if target.name.endswith(ending):
             return form
     raise InvalidInput(
-        f"--to {target}: the name does not say the format; let it end in {' or '.join(_ENDINGS.values())}, or add "
+        f"--to {target}: the name does not say the format; let it end in {' or '.join(ENDINGS.values())}, or add "
         "--format saved_model, checkpoint or openvino"
     )
 
@@ -56,10 +65,10 @@ def require_runtime(form: str, tolerance: float | None) -> float:
         InvalidInput: a package is missing, or the tolerance is not usable.
     """
     modules = RUNTIMES.get(form, ())
-    if tolerance is not None and not modules:
+    if tolerance is not None and form in VALUES:
         raise InvalidInput(
-            f"--tolerance {tolerance:g}: a {form} export is not compared with Keras; drop it, or use --format "
-            f"{', '.join(RUNTIMES)}"
+            f"--tolerance {tolerance:g}: a {form} export has no predictions to compare; drop it, or use --format "
+            f"{', '.join(form for form in FORMS if form not in VALUES)}"
         )
     if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
         raise InvalidInput(f"--tolerance {tolerance:g} is no difference; use a number from 0 on, such as {TOLERANCE:g}")
@@ -88,7 +97,7 @@ def require_free_target(form: str, target: Path) -> None:
         raise InvalidInput(
             f"--to {target}: exports are written to a local path; name one, and copy the export from there"
         )
-    ending = _ENDINGS.get(form, "")
+    ending = ENDINGS.get(form, "")
     if not target.name.endswith(ending):
         better = target.with_name(_bare(target.name) + ending)
         raise InvalidInput(f"--to {target}: the name of a {form} export must end in {ending}; use {better}")
@@ -96,6 +105,8 @@ def require_free_target(form: str, target: Path) -> None:
         raise InvalidInput(f"--to {target} already exists; use another path")
     if not target.absolute().parent.is_dir():
         raise InvalidInput(f"--to {target}: the folder {target.absolute().parent} does not exist; create it first")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise InvalidInput(f"--to {target}: {target.absolute().parent} cannot be written to; use another folder")
 
 
 def _bare(name: str) -> str:
@@ -108,12 +119,15 @@ def _bare(name: str) -> str:
 
 def serving_path(form: str, target: Path) -> Path:
     """Where an export is described: in its folder, or beside its file."""
-    return target.with_name(f"{target.name}.{_SERVING}") if form in _ENDINGS else target / _SERVING
+    return target.with_name(f"{target.name}.{_SERVING}") if form in ENDINGS else target / _SERVING
 
 
 @contextmanager
 def atomic_target(form: str, target: Path) -> Iterator[Path]:
-    """A temporary path beside the target, with its ending. It is moved to the target when the block succeeds.
+    """A temporary path with the target's ending. It is moved to the target when the block succeeds.
+
+    It is in the system's folder for temporary files, so a killed process leaves nothing beside the target; on another
+    disk than that, only if it is killed during the last copy. The next export removes what is left, there as here.
 
     The block also writes the description at the path's `serving_path`. A description that no export has is replaced.
 
@@ -121,15 +135,28 @@ def atomic_target(form: str, target: Path) -> Iterator[Path]:
         InvalidInput: the target was created meanwhile.
         StorageError: the disk refused or failed.
     """
+    beside = target.absolute().parent
     try:
-        with tempfile.TemporaryDirectory(prefix=".baton-export-", dir=target.absolute().parent) as folder:
-            written = Path(folder) / f"export{_ENDINGS.get(form, '')}"
+        with temporary_folder("baton-export-") as folder:
+            written = folder / f"export{ENDINGS.get(form, '')}"
             yield written
             require_free_target(form, target)
-            if form in _ENDINGS:
-                serving_path(form, written).replace(serving_path(form, target))
-            written.rename(target)
+            try:
+                _move(form, written, target)
+            except OSError as fault:
+                if fault.errno != errno.EXDEV:
+                    raise
+                with temporary_folder(".baton-export-", within=beside) as near:
+                    shutil.copytree(folder, near, dirs_exist_ok=True)
+                    _move(form, near / written.name, target)
     except OSError as fault:
         raise StorageError(
-            f"--to {target}: cannot be written: {fault.strerror or fault}; free some space there, or use another path"
+            f"--to {target}: cannot be written: {fault.strerror or fault}; free some space there and in "
+            f"{tempfile.gettempdir()}, or name other folders with --to and TMPDIR"
         ) from fault
+
+
+def _move(form: str, written: Path, target: Path) -> None:
+    if form in ENDINGS:
+        serving_path(form, written).replace(serving_path(form, target))
+    written.rename(target)

@@ -1,8 +1,9 @@
-"""Exports that run without TensorFlow: LiteRT, ONNX and OpenVINO; and `serving.json`, which describes every export.
+"""Exports are compared with the model before they are kept; and `serving.json`, which describes every export.
 
-Keras converts the model (`model.export`), and nobody has run what comes out. So its own runtime predicts validation
-examples once, all together and the first one alone, and the predictions are compared with Keras's. A file that
-predicts something else is not kept.
+Keras writes files that lack variables, or that it refuses to load, without a word. So a plain Python process, with none
+of Baton's registrations, loads a `.keras` file or SavedModel by the lines that the user gets, and predicts validation
+examples. For LiteRT, ONNX and OpenVINO Keras converts the model (`model.export`), and their own runtime predicts them,
+all together and the first one alone. A file that predicts something else than the model is not kept.
 
 Inputs have the names that the model's dict or its `keras.Input`s give them, else x. Outputs have the names that the
 converters give them, and stand in the order in which TensorFlow flattens the model's outputs.
@@ -12,7 +13,9 @@ import importlib
 import json
 import logging
 import math
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +29,13 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.errors import InvalidInput, ModelError
-from tasks.foundation.machine.environment import silent_stderr
-from tasks.foundation.messages import counted, listed, message
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.features import unflatten
+from baton.tasks.foundation.errors import InvalidInput, ModelError
+from baton.tasks.foundation.machine.environment import silent_stderr
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.text import counted, listed, message
+from baton.tasks.foundation.user_traceback import user_error
 
 Array = npt.NDArray[Any]
 # Predicts a batch by the names of the inputs; the outputs with all of their names.
@@ -59,7 +63,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PredictionComparison:
     """How the predictions of an exported file compare with Keras's.
 
     Attributes:
@@ -81,8 +85,6 @@ def model_inputs_of(model: keras.Model, features: Sequence[Feature], form: str) 
     It is what the model declares (`keras.Input`), or else what its examples have.
 
     Args:
-        model: a built model.
-        features: of its examples.
         form: of the export.
     """
     own = [each for each in features if _is_input(each)]
@@ -154,11 +156,10 @@ def write_for_runtime(
     path: Path,
     tolerance: float,
     reference: str,
-) -> Comparison:
+) -> PredictionComparison:
     """Write a model for another runtime, let that predict examples, and compare with Keras.
 
     Args:
-        model: the model.
         inputs: as `model_inputs_of` returns them.
         x: examples as the model takes them, [examples, ...].
         form: litert, onnx or openvino.
@@ -191,18 +192,133 @@ def write_for_runtime(
     except Exception as fault:
         what = f"{reference}: this model cannot be exported as {form}:"
         raise ModelError(user_error(what, fault, hints=_remedies(fault, form))) from fault
-    if worst > tolerance:
-        hints = [f"if that is close enough, add --tolerance {2 * worst:.1g}"] if math.isfinite(worst) else []
-        hints.append("or use another format: saved_model computes what Keras computes")
-        raise ModelError(
-            message(
-                f"{reference}: as {form} this model predicts something else than Keras: on "
-                f"{counted(examples, 'example')} the largest difference is {worst:.2g}, and --tolerance is "
-                f"{tolerance:g}; nothing was written",
-                hints=hints,
-            )
+    require_close(
+        worst,
+        form=form,
+        examples=examples,
+        tolerance=tolerance,
+        reference=reference,
+        hint="or use another format: saved_model computes what Keras computes",
+    )
+    return PredictionComparison(examples=examples, largest_difference=worst, tolerance=tolerance, outputs=outputs)
+
+
+def require_close(
+    worst: float, *, form: str, examples: int, tolerance: float, reference: str, hint: str | None = None
+) -> None:
+    """Refuse a file whose predictions differ by more than the tolerance.
+
+    Raises:
+        ModelError: they do, or differ in shape.
+    """
+    if worst <= tolerance:
+        return
+    hints = [f"if that is close enough, add --tolerance {2 * worst:.1g}"] if math.isfinite(worst) else []
+    raise ModelError(
+        message(
+            f"{reference}: as {form} this model predicts something else than Keras: on {counted(examples, 'example')} "
+            f"the largest difference is {worst:.2g}, and --tolerance is {tolerance:g}; nothing was written",
+            hints=[*hints, *([] if hint is None else [hint])],
         )
-    return Comparison(examples=examples, largest_difference=worst, tolerance=tolerance, outputs=outputs)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """What a plain Python process found in an export.
+
+    Attributes:
+        variables: the sha256 of each variable's bytes.
+        outputs: the arrays that it predicts, floats as float64; None if it was given no examples.
+    """
+
+    variables: tuple[str, ...]
+    outputs: tuple[Array, ...] | None
+
+
+def read_back(lines: Sequence[str], x: Any, *, folder: Path) -> ReadBack:
+    """Load an export in a plain Python process, on the CPU and without Baton, and let it predict.
+
+    Args:
+        lines: of Python; the last one is an expression, the loaded model.
+        x: examples as the model takes them, [examples, ...]; None: only the variables are read.
+        folder: the run file's folder; the import of its code may read files there.
+
+    Raises:
+        ModelError: it cannot be loaded, or does not predict; the message is the last line that Python says.
+    """
+    path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path if each)
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TPU_LOAD_LIBRARY": "0",
+        "PYTHONPATH": path,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    with temporary_folder("baton-reading-back-") as scratch:
+        given = [] if x is None else [tf.constant(each) for each in tf.nest.flatten(x)]
+        places = None if x is None else tf.nest.pack_sequence_as(x, list(range(len(given))))
+        for place, each in enumerate(given):
+            (scratch / f"given-{place}").write_bytes(tf.io.serialize_tensor(each).numpy())
+        dtypes = [each.dtype.name for each in given]
+        (scratch / "given.json").write_text(json.dumps({"x": places, "dtypes": dtypes}), encoding="utf-8")
+        program = "\n".join(["import keras", *lines[:-1], f"model = {lines[-1]}", _READ])
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, str(scratch)],
+            cwd=folder if folder.is_dir() else None,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            ended = f"its process ended with exit code {done.returncode}, as for want of memory"
+            raise ModelError(ended if done.returncode < 0 else next(reversed(done.stderr.strip().splitlines()), ended))
+        found = json.loads((scratch / "found.json").read_text(encoding="utf-8"))
+        outputs = (
+            tf.io.parse_tensor((scratch / f"found-{place}").read_bytes(), dtype).numpy()
+            for place, dtype in enumerate(found["dtypes"])
+        )
+        return ReadBack(variables=tuple(found["variables"]), outputs=None if x is None else tuple(outputs))
+
+
+# The SavedModel's signature has its own containers and dtypes, and Keras may have added a dimension.
+_READ = """
+import hashlib, json, pathlib, sys
+import tensorflow as tf
+
+folder = pathlib.Path(sys.argv[1])
+given = json.loads((folder / "given.json").read_text(encoding="utf-8"))
+
+def tensor(place):
+    return tf.io.parse_tensor((folder / f"given-{place}").read_bytes(), given["dtypes"][place])
+
+def predicted(x):
+    if isinstance(model, keras.Model):
+        return model(x, training=False)
+    takes = model.serve.concrete_functions[0].structured_input_signature[0][0]
+    if isinstance(x, dict):
+        named = isinstance(takes, dict)
+        x = {key: x[key] for key in takes} if named else [x[spec.name] for spec in tf.nest.flatten(takes)]
+    values = []
+    for value, spec in zip(tf.nest.flatten(x), tf.nest.flatten(takes), strict=True):
+        value = tf.constant(value) if spec.dtype == tf.string else tf.cast(value, spec.dtype)
+        if value.shape.rank != spec.shape.rank:
+            value = tf.reshape(value, [-1 if size is None else size for size in spec.shape])
+        values.append(value)
+    return model.serve(tf.nest.pack_sequence_as(takes, values))
+
+tensors = []
+if given["x"] is not None:
+    tensors = tf.nest.flatten(predicted(tf.nest.map_structure(tensor, given["x"])), expand_composites=True)
+tensors = [tf.cast(each, tf.float64) if each.dtype.is_floating else tf.convert_to_tensor(each) for each in tensors]
+for place, each in enumerate(tensors):
+    (folder / f"found-{place}").write_bytes(tf.io.serialize_tensor(each).numpy())
+variables = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in model.variables]
+found = {"variables": variables, "dtypes": [each.dtype.name for each in tensors]}
+(folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+"""
 
 
 def difference(expected: Array, found: Array) -> float:
@@ -214,6 +330,8 @@ def difference(expected: Array, found: Array) -> float:
         return math.inf
     if not expected.size:
         return 0.0
+    if expected.dtype.kind in "OSU":  # text
+        return 0.0 if np.array_equal(expected, found) else math.inf
     one, other = expected.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
@@ -341,7 +459,10 @@ def load_lines(form: str, path: Path, inputs: Iterable[Value]) -> tuple[str, ...
 
 
 def serving_json(
-    facts: Mapping[str, object], inputs: Iterable[Value], compared: Comparison | None, metrics: Mapping[str, float]
+    facts: Mapping[str, object],
+    inputs: Iterable[Value],
+    compared: PredictionComparison | None,
+    metrics: Mapping[str, float],
 ) -> bytes:
     """Return the file that describes an export: strict JSON, numbers that are not finite as null."""
     more = {} if compared is None else asdict(compared)

@@ -4,43 +4,42 @@ It evaluates the state that the process keeps, which is the one that it trains, 
 that state holds another checkpoint, the wanted one is restored into it.
 """
 
-import base64
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
-from tasks.evaluate.evaluator import Confusion, Counts, Evaluator, Metrics, Predictions, labels_of
-from tasks.foundation.checkpoint.restore import restore_warm_state
-from tasks.foundation.checkpoint.save import wait_for_save
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.home_files import ConfusionMatrix, SampledPrediction, confusion_path
-from tasks.foundation.contracts.identity import keep_best_of
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
-from tasks.foundation.contracts.stage_calls import EvaluateCall
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-from tasks.foundation.errors import FileAlreadyThere, StorageError
-from tasks.foundation.log.history import evaluation_on_test_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.devices import Accelerator, acquire
-from tasks.foundation.machine.threads import run_in_work_thread
-from tasks.foundation.messages import masked
-from tasks.foundation.model.build import preserved_random_states
-from tasks.foundation.model.metrics import Results, require_metric, trace_returned_metrics
-from tasks.foundation.model.step import invalid_input_as_step_failed
-from tasks.foundation.stage import Place
-from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Evaluated, Note, Phase
-from tasks.foundation.telemetry.ledger import seconds_between
+from baton.tasks.evaluate.evaluator import Confusion, Counts, Evaluator, Metrics, labels_of
+from baton.tasks.foundation.checkpoint.restore import restore_warm_state
+from baton.tasks.foundation.checkpoint.save import wait_for_save
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
+from baton.tasks.foundation.contracts.identity import keep_best_of
+from baton.tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import KeepBest, RunSpec
+from baton.tasks.foundation.contracts.stage_calls import EvaluateCall
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from baton.tasks.foundation.errors import FileAlreadyThere
+from baton.tasks.foundation.log.history import evaluation_on_test_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.devices import Accelerator, acquire
+from baton.tasks.foundation.machine.threads import run_in_work_thread
+from baton.tasks.foundation.model.build import preserved_random_states
+from baton.tasks.foundation.model.metrics import Results, require_metric, trace_returned_metrics
+from baton.tasks.foundation.model.step import invalid_input_as_step_failed
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.telemetry.events import Evaluated, Phase
+from baton.tasks.foundation.telemetry.ledger import seconds_between
 
 T = TypeVar("T")
 _Batches = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -71,8 +70,6 @@ def take_state(recipe: Recipe, *, storage: Storage, accelerator: Accelerator) ->
 
     Args:
         recipe: what to build it from.
-        storage: the storage root, with the dataset.
-        accelerator: the process's.
     """
     warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
     if warm.companion(Evaluator) is not None or not warm.attributes_changed or warm.can_put_back_attributes:
@@ -97,12 +94,6 @@ def evaluate_state(
     warm: WarmState, dataset: DatasetRef, storage: Storage, *, on: SetName = "validation"
 ) -> dict[str, float]:
     """Evaluate a state on every example of a set once. The state stays as it is.
-
-    Args:
-        warm: the state.
-        dataset: the prepared dataset.
-        storage: the storage root, with the dataset.
-        on: the set.
 
     Returns:
         Metrics by name.
@@ -131,58 +122,6 @@ def confusion_of(warm: WarmState, dataset: DatasetRef, storage: Storage) -> Coun
     return _over_examples(warm, dataset, storage, lambda *_: evaluator, on="validation")
 
 
-def samples_of(warm: WarmState, dataset: DatasetRef, storage: Storage, most: int) -> tuple[SampledPrediction, ...]:
-    """Predict the first validation examples of a classifier of images or texts, and return them as people see them.
-
-    Like `confusion_of`, in a pass of its own. The examples are shown as they were prepared, before any transform.
-
-    Args:
-        warm: the state.
-        dataset: the prepared dataset.
-        storage: the storage root, with the dataset.
-        most: the largest number of examples.
-    """
-    state, count = warm.state, min(most, dataset.examples_of("validation"))
-    labels = labels_of(state.model, zero_examples(warm.inputs.validation, 1))
-    if labels is None or not count:
-        return ()
-    prepared = set_batches(storage, dataset, on="validation", batch_size=count)
-    shown = as_people_see_them(next(iter(prepared))[0])
-    if not shown:
-        return ()
-    tally = Predictions(state.model, state.accelerator.strategy, labels, count)
-    evaluator = Evaluator(state.model, tally, reference=warm.spec.model.build, draws=state.draws)
-    found = _over_examples(warm, dataset, storage, lambda *_: evaluator, on="validation", first=count)
-    return tuple(
-        SampledPrediction(label=label, predicted=predicted, **{kind: value})
-        for (label, predicted), (kind, value) in zip(found, shown, strict=False)
-    )
-
-
-def as_people_see_them(inputs: object) -> list[tuple[str, str]]:
-    """PNGs of images [B, H, W] and [B, H, W, 1 or 3], texts of strings [B] and [B, 1]; nothing for other inputs."""
-    if not tf.is_tensor(inputs):
-        return []
-    x: Any = inputs
-    if x.dtype == tf.string and x.shape.num_elements() == x.shape[0]:
-        texts = (value.decode(errors="replace") for value in x.numpy().reshape(-1))
-        return [("text", masked(text)[:_TEXT_CHARACTERS]) for text in texts]
-    if x.shape.rank == _RANK_OF_IMAGES - 1:
-        x = x[..., tf.newaxis]
-    if x.shape.rank != _RANK_OF_IMAGES or x.shape[-1] not in _CHANNELS or x.dtype in {tf.string, tf.bool}:
-        return []
-    values = tf.cast(x, tf.float32)
-    low, high = (0.0, 255.0) if x.dtype == tf.uint8 else (tf.reduce_min(values), tf.reduce_max(values))
-    values = 255 * (values - low) / tf.maximum(high - low, 1e-6)
-    if max(x.shape[1:3]) > _SIDE_PIXELS:
-        values = tf.image.resize(values, (_SIDE_PIXELS, _SIDE_PIXELS), preserve_aspect_ratio=True, antialias=True)
-    pixels = tf.cast(tf.clip_by_value(values, 0, 255), tf.uint8)
-    return [("png", base64.b64encode(tf.io.encode_png(image).numpy()).decode()) for image in pixels]
-
-
-_RANK_OF_IMAGES, _CHANNELS, _SIDE_PIXELS, _TEXT_CHARACTERS = 4, {1, 3}, 64, 300
-
-
 def _over_examples(
     warm: WarmState,
     dataset: DatasetRef,
@@ -190,16 +129,11 @@ def _over_examples(
     evaluator_of: Callable[[WarmState, int], Evaluator[T]],
     *,
     on: SetName,
-    first: int | None = None,
 ) -> T:
-    """Run an evaluator, which is made where the model is as it was built, over every example of a set once.
-
-    With `first`, over that number of examples from the beginning, in one batch.
-    """
+    """Run an evaluator, which is made where the model is as it was built, over every example of a set once."""
     spec, accelerator = warm.spec, warm.state.accelerator
     batch_size = spec.train.global_batch_size
     per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
-    function, seed = warm.inputs.validation_function, spec.train.seed
     full, remainder = _set_of(warm, dataset, storage, on=on, per_replica=per_replica)
     with preserved_random_states(), warm.attributes_as_built():
         warm.seed_as_built()
@@ -207,10 +141,8 @@ def _over_examples(
         return evaluator_of(warm, per_replica).evaluate(
             warm.state.leaves,
             full=full,
-            full_batches=0 if first is not None else dataset.examples_of(on) // batch_size,
-            remainder=remainder
-            if first is None
-            else set_batches(storage, dataset, on=on, batch_size=first, function=function, seed=seed).take(1),
+            full_batches=dataset.examples_of(on) // batch_size,
+            remainder=remainder,
             on=on,
         )
 
@@ -302,8 +234,6 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         seconds = seconds_between(began, place.clock())
         wanted = call.confusion_matrix and on == "validation"
         counts = confusion_of(warm, dataset, place.root) if wanted else None
-        most = 0 if counts is None else spec.evaluate.samples
-        samples = samples_of(warm, dataset, place.root, most) if most else ()
     rule = _keep_best(spec, place.log) if on == "validation" else None
     require_metric(rule, Results(numbers=metrics))
     keep_state(warm)
@@ -317,7 +247,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         if accelerator.is_chief:
             decide = _decide(done, place.log) if on == "validation" else _decide_test(done, dataset, place.log)
             place.log.append(decide, attempt=uuid.uuid4().hex)
-            _save_confusion(counts, samples, committed, dataset, place)
+            _save_confusion(counts, committed, dataset, place)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
     if accelerator.is_chief and checkpoint.is_in_flight and place.saves is not None:
@@ -336,7 +266,6 @@ def _keep_best(spec: RunSpec, log: RunLog) -> KeepBest | None:
 
 def _save_confusion(
     counts: Counts | None,
-    samples: tuple[SampledPrediction, ...],
     checkpoint: CheckpointRef,
     dataset: DatasetRef,
     place: Place,
@@ -344,17 +273,12 @@ def _save_confusion(
     """Save a confusion matrix, create-only. Nothing but the report depends on it, so a failure is a warning."""
     if counts is None:
         return
-    names = load_manifest(place.root, dataset).class_names
-    names = names if len(names) == len(counts) else ()
-    matrix = ConfusionMatrix(
-        checkpoint=checkpoint.path, step=checkpoint.step, counts=counts, class_names=names, samples=samples
-    )
-    try:
-        place.home.create(confusion_path(checkpoint.path), matrix.to_json())
-    except FileAlreadyThere:
-        return
-    except StorageError as fault:
-        place.telemetry.emit(Note(text=f"the confusion matrix was not saved: {fault}", warning=True))
+    with best_effort(place.home, "the confusion matrix was not saved", then="the report has none"):
+        names = load_manifest(place.root, dataset).class_names
+        names = names if len(names) == len(counts) else ()
+        matrix = ConfusionMatrix(checkpoint=checkpoint.path, step=checkpoint.step, counts=counts, class_names=names)
+        with suppress(FileAlreadyThere):
+            place.home.create(confusion_path(checkpoint.path), matrix.to_json())
 
 
 def _committed(checkpoint: CheckpointRef, place: Place, accelerator: Accelerator) -> CheckpointRef:

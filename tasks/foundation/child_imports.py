@@ -26,8 +26,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
-from tasks.foundation.seeding import seeded_import
-from tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.seeding import seeded_import
+from baton.tasks.foundation.storage.local_files import temporary_folder
 
 _PREFIX = "baton-process-"
 # The folder of each process, by its id: a fork inherits its parent's entry. It is empty until the folder is needed.
@@ -98,8 +98,6 @@ def share_with_children(package: str, place: Path, began: Import) -> None:
     """Let child processes import a private package. Call it before and after each import of one of its modules.
 
     Args:
-        package: its name.
-        place: the user's folder.
         began: the import; what is new in the package has come with it.
     """
     known = _imports.setdefault(package, {})
@@ -116,7 +114,7 @@ def share_with_children(package: str, place: Path, began: Import) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(
-        "from tasks.foundation.child_imports import as_in_parent\n"
+        "from baton.tasks.foundation.child_imports import as_in_parent\n"
         f"__path__ = as_in_parent({os.fspath(place)!r}, { {name: tuple(each) for name, each in known.items()}!r})\n",
         encoding="utf-8",
     )
@@ -129,7 +127,6 @@ def as_in_parent(place: str, imports: Mapping[str, tuple[str, str, str, int, boo
     """Import the modules of a private package as the parent has; called in a child.
 
     Args:
-        place: the user's folder.
         imports: by module, the import of the parent that has brought it.
 
     Returns:

@@ -47,7 +47,7 @@ import traceback
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tasks.foundation.messages import masked
+from baton.tasks.foundation.masking import masked
 
 _TRACEBACK_CHARACTERS = 40_000
 

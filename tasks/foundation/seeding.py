@@ -59,7 +59,6 @@ def seeded_import(module: str, folder: Path, seed: int, *, tensorflow: bool = Tr
 
     Args:
         module: as the run file names it, `model.py` or `package.module`.
-        folder: the run file's folder.
         seed: `train.seed`.
         tensorflow: whether the module may use TensorFlow or Keras, which are imported for their generators.
     """

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature, Reading
-from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Sink
-from tasks.foundation.telemetry.profiling import Profiler
+from baton.tasks.foundation.checkpoint.save import AsyncSaves
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.dataset import Feature, Reading
+from baton.tasks.foundation.contracts.log_entry import Environment
+from baton.tasks.foundation.contracts.stage_calls import StageCall
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Sink
+from baton.tasks.foundation.telemetry.profiling import Profiler
 
 C = TypeVar("C", bound=StageCall)
 A = TypeVar("A", bound=Contract)

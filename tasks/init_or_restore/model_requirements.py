@@ -2,8 +2,9 @@
 
 The extreme values of the data are tried on a new model: labels that it has no output for, tokens without a row. Nothing
 else is known of a model's losses and layers, so they are asked: with one of the values in place of zero, the compiled
-loss must not fail and not be NaN. Nothing is looked at if zeros fail too, or if code of the user's stands between the
-values and the model: an own train step, or a transform.
+loss must not fail and not be NaN. If it does, examples decide that have the value, each in another column, because the
+columns of an array may mean different things (a user, a movie). Nothing is looked at if zeros fail too, or if code of
+the user's stands between the values and the model: an own train step, or a transform.
 
 A user's source whose examples can be read two ways is refused, by building the model both ways: what is yielded may be
 a batch instead of an example, and a list of arrays may be one array instead of several inputs.
@@ -14,22 +15,23 @@ one replica's examples, random masks, and clipping before the gradients are summ
 the evaluation of the last, smaller batch of a set.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.dataset import DatasetRef, ExtremeValue, Feature, Reading
-from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
-from tasks.foundation.dataset.evaluation_sets import place_of_set
-from tasks.foundation.dataset.features import (
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.dataset import DatasetRef, ExtremeValue, Feature, Reading
+from baton.tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
+from baton.tasks.foundation.dataset.evaluation_sets import all_batches, place_of_set
+from baton.tasks.foundation.dataset.features import (
     Shapes,
     describe_shapes,
     shared_batch_size,
@@ -37,12 +39,11 @@ from tasks.foundation.dataset.features import (
     unflatten,
     zeros,
 )
-from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, zero_examples
-from tasks.foundation.dataset.model_inputs import apply_class_weight
-from tasks.foundation.errors import BatonError, ModelError, SourceError
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
-from tasks.foundation.messages import message
-from tasks.foundation.model.build import (
+from baton.tasks.foundation.dataset.manifest import load_manifest, ref_of_source, zero_examples
+from baton.tasks.foundation.dataset.model_inputs import apply_class_weight
+from baton.tasks.foundation.errors import BatonError, ModelError, SourceError
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from baton.tasks.foundation.model.build import (
     build_model,
     compute_loss,
     create_variables,
@@ -51,22 +52,23 @@ from tasks.foundation.model.build import (
     require_test_step,
     trace_test_step,
 )
-from tasks.foundation.model.keras_steps import overrides
-from tasks.foundation.model.metrics import Results, read_results, require_metric, trace_returned_metrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws
-from tasks.foundation.model.step import require_train_step
-from tasks.foundation.model.user_callbacks import (
+from baton.tasks.foundation.model.keras_steps import overrides
+from baton.tasks.foundation.model.metrics import Results, read_results, require_metric, trace_returned_metrics
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws
+from baton.tasks.foundation.model.step import require_train_step
+from baton.tasks.foundation.model.user_callbacks import (
     StartedCallbacks,
     callback_state,
     require_learning_rate,
     require_monitors,
     start_callbacks,
 )
-from tasks.foundation.model.variables import layers_of, leaves_of
-from tasks.foundation.state.train_state import TrainState, build_train_state
-from tasks.foundation.state.warm_state import HeldValues, WarmState
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.user_errors import describe, user_error
+from baton.tasks.foundation.model.variables import layers_of, leaves_of, with_inner_optimizers
+from baton.tasks.foundation.state.train_state import TrainState, build_train_state
+from baton.tasks.foundation.state.warm_state import HeldValues, WarmState
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_traceback import describe, user_error
 
 _HINTS = (
     "do not fix the model's batch size: use keras.Input without batch_size and batch_shape",
@@ -76,8 +78,37 @@ _HINT_OF_TEST = "or choose train.global_batch_size and the number of test exampl
 _SHOWN = 4
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _MEAN_OF_WEIGHTS = "mean_with_sample_weight"
+_BATCH = 1024  # examples that are searched for a value at once
+_MOST_TRIED = 64  # of them
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
-Extremes = tuple[tuple[Feature, ...], tuple[ExtremeValue, ...]]
+
+
+class ExtremeExamples(NamedTuple):
+    """The features of a dataset, their extreme values, and what yields its examples as batches for `train_step`."""
+
+    features: tuple[Feature, ...]
+    values: tuple[ExtremeValue, ...]
+    batches: Callable[[], Iterable[Any]]
+
+    @classmethod
+    def of(cls, storage: Storage, ref: DatasetRef) -> "ExtremeExamples":
+        """Those of a prepared dataset that is no mixture."""
+        manifest = load_manifest(storage, ref)
+        return cls(manifest.features, manifest.extremes, partial(all_batches, storage, ref, batch_size=_BATCH))
+
+    def rows(self, value: ExtremeValue) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Yield examples with a value, of the first batch that has it: its index in their feature, and their arrays."""
+        # In the order in which the arrays of a batch are flattened: dicts by their keys.
+        names = tree.flatten(unflatten({feature.name: feature.name for feature in self.features}))
+        for batch in self.batches():
+            arrays = dict(zip(names, tree.flatten(batch), strict=True))
+            found = arrays[value.feature] == value.value
+            if not found.any():
+                continue
+            for column in np.ndindex(found.shape[1:]):
+                if (rows := np.flatnonzero(found[(slice(None), *column)])).size:
+                    yield column, {name: array[rows[0]] for name, array in arrays.items()}
+            return
 
 
 def require_remainder(
@@ -92,7 +123,6 @@ def require_remainder(
     """Check that a model can be evaluated on a smaller batch, before training starts.
 
     Args:
-        model: with all its variables.
         batch: the last batch, of NumPy arrays.
         examples: number of examples of the set, for the message.
         reference: the function's name in the run file, for messages.
@@ -192,18 +222,17 @@ def _losses(model: keras.Model) -> Iterator[Dependence]:
 
 
 def _clipping(model: keras.Model) -> Iterator[Dependence]:
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    for name in _CLIPPING:
-        if value := getattr(optimizer, name, None):
-            part = f"{name} = {value} of optimizer {optimizer.name}"
-            yield Dependence(part=part, why="clips each replica's gradients before they are summed")
+    for optimizer in with_inner_optimizers(model.optimizer):
+        for name in _CLIPPING:
+            if value := getattr(optimizer, name, None):
+                part = f"{name} = {value} of optimizer {optimizer.name}"
+                yield Dependence(part=part, why="clips each replica's gradients before they are summed")
 
 
 def require_steps(spec: RunSpec, state: TrainState, batch: Sequence[Any], unweighed: Sequence[Any]) -> None:
     """Refuse a model that cannot be trained or evaluated, before a run starts that a corrected model cannot continue.
 
     Args:
-        spec: the run file.
         state: the state that it builds.
         batch: one per-replica batch of zeros, with class weights.
         unweighed: the same batch without class weights, as in evaluation.
@@ -230,11 +259,8 @@ def require_evaluation(
     """Refuse a model that cannot be evaluated on the last, smaller batch of a set.
 
     Args:
-        spec: the run file.
         state: the state that it builds.
-        features: the features of the examples.
         examples: number of examples of the set.
-        on: the set.
 
     Raises:
         ModelError: see `require_remainder`.
@@ -249,10 +275,7 @@ def require_evaluations(spec: RunSpec, warm: WarmState, dataset: DatasetRef, sto
     """Refuse a model that cannot be evaluated on the last, smaller batch of the validation or the test set.
 
     Args:
-        spec: the run file.
         warm: the state that it builds.
-        dataset: the prepared dataset.
-        storage: the storage root.
 
     Raises:
         ModelError: see `require_remainder`.
@@ -268,7 +291,6 @@ def require_best(spec: RunSpec, state: TrainState, unweighed: Sequence[Any]) -> 
     """Refuse `checkpoint.keep_best` with a metric that no evaluation logs.
 
     Args:
-        spec: the run file.
         state: the state that it builds.
         unweighed: see `require_steps`.
 
@@ -293,11 +315,9 @@ def require_callbacks(
     The train step is traced before, as the trainer does: tracing may draw random numbers.
 
     Args:
-        spec: the run file.
         state: the state that it builds.
         batch: see `require_steps`.
         unweighed: see `require_steps`.
-        code_folder: the run file's folder.
 
     Returns:
         The callbacks. They must not be started again on this model.
@@ -316,25 +336,19 @@ def require_callbacks(
     return started
 
 
-def extremes_of(spec: RunSpec, dataset: DatasetRef, storage: Storage) -> Iterator[Extremes]:
-    """Yield the features and the extreme values of each dataset that a run reads without a transform.
-
-    Args:
-        spec: the run file.
-        dataset: the prepared dataset.
-        storage: the storage root.
-    """
+def extremes_of(spec: RunSpec, dataset: DatasetRef, storage: Storage) -> Iterator[ExtremeExamples]:
+    """Yield the extreme values of each dataset that a run reads without a transform."""
     data = spec.data
     if data.transform is data.batch_transform is None:
-        for _, manifest in plain_datasets(storage, load_manifest(storage, dataset), dataset.folder):
-            yield manifest.features, manifest.extremes
+        mixture = load_manifest(storage, dataset).mixture
+        for ref in [dataset] if mixture is None else map(ref_of_source, mixture.sources):
+            yield ExtremeExamples.of(storage, ref)
     for name in data.own_sets if data.validation_transform is None else ():
         if dataset.own_set(name) is not None:  # the doctor has a sample of the training data only
-            manifest = load_manifest(storage, place_of_set(dataset, name)[0])
-            yield manifest.features, manifest.extremes
+            yield ExtremeExamples.of(storage, place_of_set(dataset, name)[0])
 
 
-def require_extremes(state: TrainState, extremes: Iterable[Extremes], *, reference: str, size: int) -> None:
+def require_extremes(state: TrainState, extremes: Iterable[ExtremeExamples], *, reference: str, size: int) -> None:
     """Refuse a model that cannot be trained on a value of its data.
 
     Args:
@@ -352,31 +366,44 @@ def require_extremes(state: TrainState, extremes: Iterable[Extremes], *, referen
     held = HeldValues(leaf for leaf in state.model_leaves if not (leaf.trainable or leaf.path.startswith("optimizer/")))
     with state.accelerator.strategy.scope():
         try:
-            for features, values in extremes:
-                tried = _Tried(model, features, size=size if has_fixed_batch_size(model) else 1)
-                for value in values:
-                    if fault := tried.fault_of(value):
-                        raise ModelError(_words(value, fault, reference, tried.outputs))
+            for each in extremes:
+                tried = _Tried(model, each, size=size if has_fixed_batch_size(model) else 1)
+                for value in each.values:
+                    if found := tried.fault_of(value):
+                        raise ModelError(_words(value, *found, reference, tried.outputs))
         finally:
             held.put_back()
 
 
 class _Tried:
-    """One model, with batches of zeros in which one feature has another value."""
+    """One model, with batches of zeros in which one feature has another value, and with examples that have it."""
 
-    def __init__(self, model: keras.Model, features: Sequence[Feature], *, size: int) -> None:
+    def __init__(self, model: keras.Model, extremes: ExtremeExamples, *, size: int) -> None:
         self._model = model
-        self._zeros = {feature.name: zeros((size, *feature.shape), feature.dtype) for feature in features}
+        self._extremes = extremes
+        self._zeros = {feature.name: zeros((size, *feature.shape), feature.dtype) for feature in extremes.features}
         self.outputs = ""
         self._predicted: Any = None
         self._usable = not self._fault(self._zeros)
 
-    def fault_of(self, value: ExtremeValue) -> str:
-        """Why the model cannot be trained on a value; "" if it can be, or nothing is known."""
+    def fault_of(self, value: ExtremeValue) -> tuple[str, str] | None:
+        """How the model cannot be trained on a value, in words, and why; None if it can be, or who knows."""
         known = self._zeros.get(value.feature)
         if not self._usable or known is None or value.value == 0:
-            return ""
-        return self._fault({**self._zeros, value.feature: np.full_like(known, value.value)})
+            return None
+        fault = self._fault({**self._zeros, value.feature: np.full_like(known, value.value)})
+        if not fault:
+            return None
+        for column, row in islice(self._extremes.rows(value), _MOST_TRIED):
+            arrays = {name: np.repeat(array[None], len(known), axis=0) for name, array in row.items()}
+            if not (of_row := self._fault(arrays)):
+                continue
+            arrays[value.feature] = arrays[value.feature].copy()
+            arrays[value.feature][(slice(None), *column)] = 0
+            is_it = not self._fault(arrays)
+            place = f"{value.feature}[{', '.join(map(str, column))}]" if column else ""
+            return ((f" as {place}" if place else "") if is_it else " with the rest of its example"), of_row
+        return None
 
     def _fault(self, arrays: dict[str, Any]) -> str:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(unflatten(arrays))
@@ -398,15 +425,16 @@ class _Tried:
         return "the loss is NaN" if loss is not None and bool(np.isnan(loss).any()) else ""
 
 
-def _words(value: ExtremeValue, fault: str, reference: str, outputs: str) -> str:
+def _words(value: ExtremeValue, how: str, fault: str, reference: str, outputs: str) -> str:
     where = f"{value.where}: {value.feature} is {value.value}"
     if value.feature.startswith("y"):
         return message(
-            f"{where}, and the loss of {reference}, whose output is {outputs}, cannot be computed with it: {fault}",
+            f"{where}, and the loss of {reference}, whose output is {outputs}, cannot be computed with it{how}: "
+            f"{fault}",
             hints=["correct the label, or give the model an output for it; classes are numbered from 0"],
         )
     return message(
-        f"{where}, which {reference} cannot take: {fault}",
+        f"{where}, which {reference} cannot take{how}: {fault}",
         hints=["correct the value, or give the layer more rows, as Embedding(input_dim=...)"],
     )
 
@@ -432,11 +460,7 @@ def build_state_from_examples(
     refused.
 
     Args:
-        spec: the run file.
-        features: the features of the examples.
         batch: one per-replica batch of zeros, with class weights.
-        code_folder: the run file's folder.
-        accelerator: the accelerator of the process.
         reading: how the examples were read, see `DatasetManifest.reading`; rows are not batches.
         training: see `build_train_state`.
 
@@ -471,7 +495,7 @@ def build_state_from_examples(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
+class _OtherReading:
     """Another reading of the examples.
 
     Attributes:
@@ -491,13 +515,13 @@ class _Reading:
     remedy_if_not: str
 
 
-def _as_batch(shapes: Shapes, spec: RunSpec) -> _Reading | None:
+def _as_batch(shapes: Shapes, spec: RunSpec) -> _OtherReading | None:
     """An example as a batch of examples; None if its shapes cannot be those of a batch."""
     length = shared_batch_size(shapes)
     if length is None:
         return None
     takes = f"{spec.model.build} takes {describe_shapes(shapes)} as"
-    return _Reading(
+    return _OtherReading(
         batch=unflatten({name: zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}),
         both=[
             f"as single examples: {describe_shapes(shapes)}",
@@ -510,7 +534,7 @@ def _as_batch(shapes: Shapes, spec: RunSpec) -> _Reading | None:
     )
 
 
-def _as_one_array(shapes: Shapes, spec: RunSpec, size: int) -> _Reading | None:
+def _as_one_array(shapes: Shapes, spec: RunSpec, size: int) -> _OtherReading | None:
     """The arrays of a list as one array; None if they are no list any more."""
     stacked: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, (dtype, shape) in shapes.items():
@@ -521,7 +545,7 @@ def _as_one_array(shapes: Shapes, spec: RunSpec, size: int) -> _Reading | None:
     if len(stacked) == len(shapes):
         return None
     takes = f"a list of arrays: {spec.model.build} takes"
-    return _Reading(
+    return _OtherReading(
         batch=unflatten({name: zeros((size, *shape), dtype) for name, (dtype, shape) in stacked.items()}),
         both=[f"as several arrays: {describe_shapes(shapes)}", f"as one array: {describe_shapes(stacked)}"],
         is_it=f"it yields {takes} it as one array, but not as several",
@@ -535,8 +559,6 @@ def require_placeable_text(features: Sequence[Feature], accelerator: Accelerator
     """Refuse text on a TPU, which computes with numbers only.
 
     Args:
-        features: of the examples.
-        accelerator: the accelerator of the process.
         reference: `data.source`, for messages.
 
     Raises:
@@ -562,10 +584,7 @@ def _takes(
     """Whether a separate model can be built and traced with a batch.
 
     Args:
-        spec: the run file.
         unweighed: the batch, without class weights.
-        code_folder: the run file's folder.
-        accelerator: the accelerator of the process.
         or_declares: the model takes the first reading too; return False if it declares its inputs.
     """
     reference = spec.model.build

@@ -11,44 +11,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import WeightsReport
-from tasks.foundation.contracts.data_spec import SetRef
-from tasks.foundation.contracts.dataset import DatasetRef, Feature, Reading
-from tasks.foundation.contracts.identity import (
+from baton.tasks.foundation.contracts.checkpoint import WeightsReport
+from baton.tasks.foundation.contracts.data_spec import SetRef
+from baton.tasks.foundation.contracts.dataset import DatasetRef, Feature, Reading
+from baton.tasks.foundation.contracts.identity import (
     CALLBACK_RECORD,
     SIGNATURE,
     TRANSFORM_CONTENTS,
     VALIDATION,
     identity_in_run_file,
 )
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, RunSpec, needs_examples, with_examples
-from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.model_inputs import apply_class_weight, model_inputs
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.messages import masked_values
-from tasks.foundation.model.build import asks_for_unknown_length, preserved_global_state, recorded_arguments
-from tasks.foundation.model.model_identity import model_identity, plain_values, transform_contents, transforms_identity
-from tasks.foundation.model.user_callbacks import StartedCallbacks, callbacks_identity
-from tasks.foundation.state.digest import signature_digest
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import WarmState
-from tasks.foundation.telemetry.events import Sink
-from tasks.init_or_restore.model_requirements import (
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, RunSpec, needs_examples, with_examples
+from baton.tasks.foundation.dataset.manifest import zero_examples
+from baton.tasks.foundation.dataset.model_inputs import apply_class_weight, model_inputs
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.masking import masked_values
+from baton.tasks.foundation.model.build import asks_for_unknown_length, preserved_global_state, recorded_arguments
+from baton.tasks.foundation.model.model_identity import (
+    model_identity,
+    plain_values,
+    transform_contents,
+    transforms_identity,
+)
+from baton.tasks.foundation.model.user_callbacks import StartedCallbacks, callbacks_identity
+from baton.tasks.foundation.state.digest import signature_digest
+from baton.tasks.foundation.state.train_state import TrainState
+from baton.tasks.foundation.state.warm_state import WarmState
+from baton.tasks.foundation.telemetry.events import Sink
+from baton.tasks.init_or_restore.model_requirements import (
     build_state_from_examples,
     require_best,
     require_callbacks,
     require_steps,
 )
-from tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.init_or_restore.weights.loading import load_weights
 
 
 def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity keys of `contracts/identity.py`, and what is for information: source, folders and examples.
 
     Args:
-        spec: the run file.
-        dataset: the dataset that it prepared.
         model: the keys of `user_code_identity`.
     """
     found = {
@@ -180,10 +183,6 @@ def build_new_run(
     """Build the state of step 0, and refuse a model that could not be trained or evaluated.
 
     Args:
-        spec: the run file.
-        features: of the examples.
-        code_folder: the run file's folder.
-        accelerator: the process's.
         telemetry: receives a note about the initial weights.
         reading: how the examples were read, see `DatasetManifest.reading`.
 

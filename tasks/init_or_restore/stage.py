@@ -9,40 +9,41 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tasks.foundation.checkpoint.fork import refuse_unfinished_fork
-from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.save import commit_staged
-from tasks.foundation.checkpoint.verify import read_manifest
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
-from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
-from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.dataset.evaluation_sets import set_batches
-from tasks.foundation.dataset.manifest import changed_files, load_manifest, zero_examples
-from tasks.foundation.dataset.model_inputs import apply_class_weight
-from tasks.foundation.dataset.order import oversized_batch_warning
-from tasks.foundation.dataset.read import WorkerFiles, training_dataset
-from tasks.foundation.dataset.worker_plans import require_no_python, require_shared_storage
-from tasks.foundation.log.appends import broadcast_head, require_broadcast_head
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.cluster import is_chief
-from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
-from tasks.foundation.machine.processes import hash_seed
-from tasks.foundation.model.build import preserved_random_states
-from tasks.foundation.model.code_changes import CodeReason
-from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.model.model_identity import summarize
-from tasks.foundation.model.variables import stateful_layers_warning
-from tasks.foundation.stage import Place
-from tasks.foundation.state.train_state import TrainState, carry, is_same_tree
-from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.init_or_restore.model_requirements import (
+from baton.tasks.foundation.checkpoint.fork import refuse_unfinished_fork
+from baton.tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from baton.tasks.foundation.checkpoint.save import commit_staged
+from baton.tasks.foundation.checkpoint.verify import read_manifest
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from baton.tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
+from baton.tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches
+from baton.tasks.foundation.dataset.manifest import changed_files, load_manifest, require_labels_of_run, zero_examples
+from baton.tasks.foundation.dataset.model_inputs import apply_class_weight
+from baton.tasks.foundation.dataset.order import oversized_batch_warning
+from baton.tasks.foundation.dataset.read import WorkerFiles, training_dataset
+from baton.tasks.foundation.dataset.slice_input import require_no_python, require_shared_storage
+from baton.tasks.foundation.errors import StateMismatch
+from baton.tasks.foundation.log.appends import broadcast_head, require_broadcast_head
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.cluster import is_chief
+from baton.tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
+from baton.tasks.foundation.machine.processes import hash_seed
+from baton.tasks.foundation.model.build import preserved_random_states
+from baton.tasks.foundation.model.code_changes import CodeReason
+from baton.tasks.foundation.model.model_identity import summarize
+from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.model.variables import stateful_layers_warning
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.state.train_state import TrainState, carry, is_same_tree
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.init_or_restore.model_requirements import (
     batch_dependent_parts,
     describe_dependence,
     extremes_of,
@@ -51,7 +52,7 @@ from tasks.init_or_restore.model_requirements import (
     require_evaluations,
     require_extremes,
 )
-from tasks.init_or_restore.new_run import build_new_run, callback_record, run_identity, user_code_identity
+from baton.tasks.init_or_restore.new_run import build_new_run, callback_record, run_identity, user_code_identity
 
 _DETERMINISTIC = (
     "from here on TensorFlow uses deterministic operations only (train.deterministic: true; set it to false to "
@@ -87,9 +88,17 @@ def accepted_changes(
         IdentityChanged: a key differs and was not accepted.
         StateMismatch: an accepted change has other weights than the tip.
     """
-    if accept and head.tip is not None and differences(head.identity, identity):
-        _carried(log, head.tip, state)
-    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept, code=code, files=files)
+    fits = True
+    if head.tip is not None and differences(head.identity, identity):
+        try:
+            _carried(log, head.tip, state)
+        except StateMismatch:
+            if accept:
+                raise
+            fits = False
+    return require_same_identity(
+        head.identity, identity, home=log.home.uri, accept=accept, code=code, files=files, fits=fits
+    )
 
 
 def record_changes(
@@ -108,11 +117,7 @@ def record_changes(
     """Append one entry with accepted identity changes and any environment changes; nothing if there are none.
 
     Args:
-        log: the run's log.
-        head: the log's head.
         accepted: of `accepted_changes`.
-        identity: identity of the run file.
-        environment: environment of this process.
         state: the state that the run file builds.
         save_code: saves the run file and its code in the home, and returns what the identity records of it; called only
             for an accepted difference.
@@ -238,8 +243,9 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         refuse_unfinished_fork(log)
     # Every host checks them, so that none waits for a chief that refuses.
     code = CodeReason(home=log.home, recorded=head.identity, spec=spec, folder=code_folder)
-    files = partial(changed_files, place.root, head.identity.get("data.folder"), call.dataset)
+    files = partial(changed_files, place.root, head.identity, call.dataset)
     accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept, code=code, files=files)
+    require_labels_of_run(place.root, head.identity.get("data.folder"), call.dataset)  # also of accepted data
     if accelerator.is_chief:
         head = record_changes(
             log,

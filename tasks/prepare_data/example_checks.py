@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import ExtremeValue, Feature, Reading
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.features import (
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import ExtremeValue, Feature, Reading, with_class_names
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.dataset.features import (
     PAD,
     STRING,
     Array,
@@ -29,11 +29,11 @@ from tasks.foundation.dataset.features import (
     is_list_of_equals,
     items_of_example,
 )
-from tasks.foundation.errors import BatonError, SourceError
-from tasks.foundation.messages import listed, message
-from tasks.prepare_data.sequences import Packing, Padding
-from tasks.prepare_data.sources.registry import open_source
-from tasks.prepare_data.sources.source import Row
+from baton.tasks.foundation.errors import BatonError, SourceError
+from baton.tasks.foundation.text import message
+from baton.tasks.prepare_data.sequences import Packing, Padding
+from baton.tasks.prepare_data.sources.registry import open_source
+from baton.tasks.prepare_data.sources.source import Row
 
 _AT_EACH_END = 2
 # Larger ones are images and the like, whose values index nothing.
@@ -325,66 +325,33 @@ Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature, ...]:
-    """Return the features of the first example of `data.source`, which is read and not written.
+    """Return the features of the first example of `data.source`, which is read and not written, with names of classes.
 
     Global random numbers stay as they are, because other examples are being read meanwhile.
-
-    Args:
-        spec: the run file.
-        code_folder: the run file's folder.
 
     Raises:
         SourceError: the source is missing or empty, or its first example is invalid.
         RunFileError: the source or an option cannot be used.
     """
-    from tasks.foundation.model.build import preserved_global_state
+    from baton.tasks.foundation.model.build import preserved_global_state
 
     data = spec.data
     with preserved_global_state():
         source = open_source(data, code_folder, spec.train.seed)
         if source.in_place is not None:
-            return source.in_place.features
+            return with_class_names(source.in_place.features, source.origin)
         checker = Checker(data, source.vocabularies)
         with source.surroundings():
             first = next(source.read(), None)
         if first is None:
             raise SourceError(f"data.source: {data.source}: it has no examples; check data.options")
         checker.check(*first)
-        return checker.features
+        return with_class_names(checker.features, source.origin)
 
 
 def kinds_of(features: Sequence[Feature]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of each feature, by name."""
     return {each.name: (each.dtype, each.shape) for each in features}
-
-
-def require_same_vocabularies(
-    features: Sequence[Feature], others: Sequence[Feature], *, where: str, elsewhere: str
-) -> None:
-    """Refuse texts that have other positions in two sets of examples.
-
-    Args:
-        features: of some examples.
-        others: of the other ones.
-        where: what the first are, for messages.
-        elsewhere: what the others are.
-
-    Raises:
-        SourceError: a feature has two vocabularies.
-    """
-    known = {each.name: each.vocabulary for each in others if each.vocabulary}
-    for each in features:
-        if each.vocabulary and each.vocabulary != known.get(each.name, each.vocabulary):
-            details = [
-                f"{at}: {listed(texts)}" for at, texts in ((where, each.vocabulary), (elsewhere, known[each.name]))
-            ]
-            raise SourceError(
-                message(
-                    f"{where}: {each.name} is the position in another vocabulary than that of {elsewhere}",
-                    details=details,
-                    hints=["give both the same texts in the same order, under options.vocabulary"],
-                )
-            )
 
 
 def words_of(kinds: Kinds) -> str:

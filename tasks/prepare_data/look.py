@@ -15,29 +15,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import CLASSES, ExtremeValue, Feature
-from tasks.foundation.errors import InvalidInput, RunFileError, SourceError
-from tasks.foundation.messages import counted, listed, message
-from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.look_tables import FILLED_TEXT, SeenTable, look_at_tables
-from tasks.prepare_data.sources.hub_layouts import README, SplitFiles, find_split
-from tasks.prepare_data.sources.huggingface import columns_of_split
-from tasks.prepare_data.sources.image_folders import common_size
-from tasks.prepare_data.sources.npz_arrays import arrays_of
-from tasks.prepare_data.sources.registry import open_source
-from tasks.prepare_data.sources.source import Source, suggestion
-from tasks.prepare_data.sources.source_files import SourceFile, find_files
-from tasks.prepare_data.sources.table_files import SUFFIXES
-from tasks.prepare_data.sources.tar_files import describe_tars
-from tasks.prepare_data.sources.tfds_folders import describe_folder
-from tasks.prepare_data.sources.tfrecord_files import RecordMismatch, features_of_record, first_record, record_position
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import CLASSES, ExtremeValue, Feature
+from baton.tasks.foundation.errors import InvalidInput, RunFileError, SourceError
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.foundation.text import counted, listed, message
+from baton.tasks.prepare_data.example_checks import Checker
+from baton.tasks.prepare_data.look_tables import FILLED_TEXT, SeenTable, look_at_tables
+from baton.tasks.prepare_data.sources.hub_layouts import README, SplitFiles, find_split
+from baton.tasks.prepare_data.sources.huggingface import columns_of_split
+from baton.tasks.prepare_data.sources.image_folders import MOST_IMAGE_BYTES, common_size
+from baton.tasks.prepare_data.sources.npz_arrays import arrays_of
+from baton.tasks.prepare_data.sources.registry import open_source
+from baton.tasks.prepare_data.sources.source import Source, suggestion
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files
+from baton.tasks.prepare_data.sources.table_files import SUFFIXES
+from baton.tasks.prepare_data.sources.tar_files import describe_tars
+from baton.tasks.prepare_data.sources.tfds_folders import describe_folder
+from baton.tasks.prepare_data.sources.tfrecord_files import (
+    RecordMismatch,
+    features_of_record,
+    first_record,
+    record_position,
+)
 
 X, Y = "x", "y"
 # Reading ends after both.
 _SECONDS, _EXAMPLES = 3.0, 1000
 # What Keras calls the layers of the written model.
-_LAYERS = {"concatenate", "dense", "dropout", "embedding", "flatten", "rescaling", "reshape", "x", "y"}
+_LAYERS = {"batch_normalization", "concatenate", "dense", "dropout", "embedding", "flatten", "gru", "reshape", "x", "y"}
 _NOT_CHOSEN = "left out: add it to x"
 _UNKNOWN_SIZE = [224, 224]  # of images that differ in size, and are not looked at
 _IMAGES = 32  # are decoded to choose a size
@@ -47,7 +53,7 @@ _MOST_CLASSES: Final = 100  # more integers than these, without names, are an am
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class FoundColumn:
     """A column, an array or a feature of the files, as they have it.
 
     Attributes:
@@ -69,7 +75,7 @@ class Plan:
 
     source: str
     options: dict[str, Any]
-    columns: tuple[Column, ...] = ()
+    columns: tuple[FoundColumn, ...] = ()
     examples: int | None = None  # as the files say; None: reading tells
     sets: dict[str, dict[str, Any]] = field(default_factory=dict)  # validation, test -> the options of each
 
@@ -85,6 +91,7 @@ class Found:
         is_whole: whether all were counted; if not, there are more.
         class_names: of the labels; empty: the source has none.
         extremes: of integers, and of labels that are one number, among the examples that were read.
+        notes: which files are not read.
     """
 
     plan: Plan
@@ -93,6 +100,7 @@ class Found:
     is_whole: bool
     class_names: tuple[str, ...]
     extremes: tuple[ExtremeValue, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
@@ -250,7 +258,7 @@ def _npz(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
         source="npz",
         options={"path": path, X: x, Y: y},
         columns=tuple(
-            Column(name=name, type=f"{dtype}{list(shape[1:])}", use=uses.get(name, "left out: x is one array"))
+            FoundColumn(name=name, type=f"{dtype}{list(shape[1:])}", use=uses.get(name, "left out: x is one array"))
             for name, (dtype, shape) in arrays.items()
         ),
         sets={"test": {"path": path, **test}} if has_test else {},
@@ -263,7 +271,7 @@ def _images(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     # Some of each class: they are sorted by it.
     some = files[:: max(1, len(files) // _IMAGES)]
     try:
-        height, width, channels = common_size([file.read() for file in some])
+        height, width, channels = common_size(file.read(MOST_IMAGE_BYTES) for file in some)
     except ValueError as fault:
         raise SourceError(f"{some[0]} {fault}; save images as JPEG or PNG") from fault
     return Plan(source="images", options={"path": path, "size": [height, width], "channels": channels})
@@ -272,14 +280,14 @@ def _images(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
 def _text(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     if label is not None:
         raise InvalidInput(f"--label {label}: the label of text is the byte that follows; remove --label")
-    suffixes = {Path(file.name).suffix for file in files}
+    suffixes = {Path(file.name).suffix.lower() for file in files}
     return Plan(
         source="text", options={"path": path, "length": 64, "suffix": suffixes.pop() if len(suffixes) == 1 else ""}
     )
 
 
 def _table(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
-    files = [file for file in files if file.name.endswith(tuple(SUFFIXES))] or files
+    files = [file for file in files if file.name.lower().endswith(tuple(SUFFIXES))] or files
     return _of_table("table", {"path": path}, look_at_tables(files), label)
 
 
@@ -301,12 +309,12 @@ def _of_table(source: str, options: Mapping[str, Any], seen: SeenTable, label: s
         "stack": stacked or None,
         "fill": (0 if stacked else fills) if fills else None,
         "vocabulary": {each.name: list(each.texts) for each in used if each.texts} or None,
-        "shapes": {each.name: list(each.shape) for each in used if each.shape and source == "table"} or None,
+        "shapes": {each.name: list(each.shape) for each in used if each.shape} or None,
         "size": list(sizes[0][:2]) if sizes else None,
         "channels": 1 if sizes and sizes[0][2] == 1 else None,
     }
     columns = [
-        Column(
+        FoundColumn(
             name=each.name,
             type=each.type,
             nulls=each.nulls,
@@ -314,7 +322,7 @@ def _of_table(source: str, options: Mapping[str, Any], seen: SeenTable, label: s
         )
         for each in seen.columns
     ]
-    given = {key: value for key, value in more.items() if value is not None}
+    given = {**seen.options, **{key: value for key, value in more.items() if value is not None}}
     return Plan(source=source, options={**options, **given}, columns=tuple(columns), examples=seen.rows)
 
 
@@ -342,7 +350,7 @@ def _tar(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     known, size = describe_tars(files, path=path)
     uses = _uses({key: _kind(each) for key, each in known.items() if isinstance(each, Feature)}, label)
     columns = [
-        Column(
+        FoundColumn(
             name=key,
             type=_type(each) if isinstance(each, Feature) else "",
             use=uses.get(key, _NOT_CHOSEN) if isinstance(each, Feature) else f"left out: it {each}",
@@ -368,7 +376,7 @@ def _tfds(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     if any(isinstance(known[key], str) for key in uses):
         options["size"] = _UNKNOWN_SIZE
     columns = [
-        Column(
+        FoundColumn(
             name=key,
             type=_type(features[key]) if key in features else "",
             use=uses.get(key, _NOT_CHOSEN) if key in features else f"left out: it {each}",
@@ -378,7 +386,7 @@ def _tfds(path: str, files: Sequence[SourceFile], label: str | None) -> Plan:
     return _of_splits("tfds", options, columns, splits)
 
 
-def _of_splits(source: str, options: Mapping[str, Any], columns: Sequence[Column], splits: Sequence[str]) -> Plan:
+def _of_splits(source: str, options: Mapping[str, Any], columns: Sequence[FoundColumn], splits: Sequence[str]) -> Plan:
     """Return a plan that trains on the split for it, and evaluates on those for validation and test."""
     named = {name: split for split in reversed(splits) for name, words in _SETS.items() if words.match(split)}
     train = named.pop("train", splits[0] if splits else "train")
@@ -400,7 +408,7 @@ def _tfrecord(path: str, files: Sequence[SourceFile], label: str | None) -> Plan
     specs = {name: spec for name, spec in described.items() if spec is not None}
     uses = _uses({name: "image" if spec.encoding == "image" else "number" for name, spec in specs.items()}, label)
     columns = [
-        Column(
+        FoundColumn(
             name=name,
             type="bytes" if spec is None else f"{'image ' * (spec.encoding == 'image')}{spec.dtype}{spec.shape}",
             use="left out: neither numbers nor an image" if spec is None else uses.get(name, _NOT_CHOSEN),
@@ -497,7 +505,8 @@ def _type(feature: Feature) -> str:
 
 def _read(plan: Plan, data: DataSpec) -> Found:
     """Read examples for a few seconds, each with the checks of a preparation."""
-    source = open_source(data, Path.cwd())
+    notes: list[Note] = []
+    source = open_source(data, Path.cwd(), note=notes.append)
     checker = Checker(data, source.vocabularies)
     began = time.monotonic()
     examples, is_whole = 0, True
@@ -517,6 +526,7 @@ def _read(plan: Plan, data: DataSpec) -> Found:
         is_whole=is_whole or known is not None,
         class_names=tuple(json.loads(source.origin.get(CLASSES, "[]"))),
         extremes=checker.extremes,
+        notes=tuple(note.text.removeprefix("data.options.path: ") for note in notes),
     )
 
 

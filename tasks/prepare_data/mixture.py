@@ -13,19 +13,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.columns import shared_features
-from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
-from tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
-from tasks.foundation.messages import message
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.interface import Storage
-from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, require_same_vocabularies, words_of
-from tasks.prepare_data.sources.returned_arrays import floatx
-from tasks.prepare_data.sources.source import Source
-from tasks.prepare_data.split import settings_of_split
+from baton.tasks.foundation.contracts.data_spec import DataSpec, MixedSource, Mixture, SourceSpec, integer_weights
+from baton.tasks.foundation.contracts.dataset import (
+    CLASSES,
+    DatasetManifest,
+    DatasetRef,
+    Feature,
+    Reading,
+    classes_of,
+    content_digest,
+)
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.dataset.columns import shared_features
+from baton.tasks.foundation.dataset.manifest import (
+    dataset_folder,
+    load_manifest,
+    manifest_path,
+    read_manifest,
+    require_same_labels,
+)
+from baton.tasks.foundation.errors import FileAlreadyThere, RunFileError, SourceError
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import message
+from baton.tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
+from baton.tasks.prepare_data.sources.returned_arrays import floatx
+from baton.tasks.prepare_data.sources.source import Source
+from baton.tasks.prepare_data.split import settings_of_split
 
 # Increase this when the same source and settings are written as other bytes.
 _FORMAT = 2
@@ -37,7 +51,6 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
     """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits.
 
     Args:
-        spec: the run file.
         source: the opened source.
     """
     decides: dict[str, Any] = {
@@ -97,9 +110,7 @@ def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> Data
     Before a dataset of a mixture is written, its first example is compared with the first examples of the others.
 
     Args:
-        spec: the run file.
         place: where the data is prepared; `check_features` is called once, for the first source that is written.
-        prepare: prepares one dataset.
 
     Raises:
         SourceError: the sources' examples have different features.
@@ -109,12 +120,13 @@ def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> Data
         return prepare(spec, place)
     known = _FirstExamples(spec, place)
     prepared: list[DatasetRef] = []
+    manifests: list[DatasetManifest] = []
     for index in range(len(spec.data.sources)):
         at = dataclasses.replace(place, check_features=known.check_of(index))
         with errors_at(f"data.sources[{index}]"):
-            prepared.append(prepare(spec_of_source(spec, index), at))
-        known.add(index, load_manifest(place.root, prepared[-1]).features)
-    manifests = [load_manifest(place.root, each) for each in prepared]
+            prepared.append(prepare(spec_of_source(spec, index, all_classes(manifests)), at))
+        manifests.append(load_manifest(place.root, prepared[-1]))
+        known.add(index, manifests[-1].named_features)
     manifest = mixture_manifest(spec, prepared, manifests)
     folder = dataset_folder(manifest.digest)
     existed = _create(place.root, folder, manifest)
@@ -127,9 +139,21 @@ def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> Data
     )
 
 
-def spec_of_source(spec: RunSpec, index: int) -> RunSpec:
-    """Return the run file of a run on one source of a mixture alone."""
-    return spec.model_copy(update={"data": spec.data.of_source(index)})
+def spec_of_source(spec: RunSpec, index: int, classes: Sequence[str]) -> RunSpec:
+    """Return the run file of a run on one source of a mixture alone; `classes` are those of the sources before it."""
+    return spec.model_copy(update={"data": with_classes(spec.data.of_source(index), classes)})
+
+
+def with_classes(data: DataSpec, classes: Sequence[str]) -> DataSpec:
+    """Let a source that has names for its labels number them as other examples do; others are compared with these."""
+    if data.source != "images" or not classes or "classes" in data.options:
+        return data
+    return data.model_copy(update={"options": {**data.options, "classes": list(classes)}})
+
+
+def all_classes(manifests: Sequence[DatasetManifest]) -> tuple[str, ...]:
+    """Return the classes of several sources: one may have more of them than another."""
+    return max((classes_of(each.named_features) for each in manifests), key=len, default=())
 
 
 def mixture_manifest(
@@ -138,15 +162,14 @@ def mixture_manifest(
     """Return the manifest of a mixture.
 
     Args:
-        spec: the run file.
-        prepared: the dataset of each source.
         manifests: their manifests.
 
     Raises:
         SourceError: they have different features.
     """
     for index, manifest in enumerate(manifests):
-        require_same_features(spec, 0, manifests[0].features, index, manifest.features)
+        for other, before in enumerate(manifests[:index]):
+            require_same_features(spec, other, before.named_features, index, manifest.named_features)
     sources = spec.data.sources
     weights = integer_weights(each.weight for each in sources)
     mixture = Mixture(
@@ -164,12 +187,13 @@ def mixture_manifest(
         exhausted=spec.data.exhausted,
     )
     features = shared_features([manifest.features for manifest in manifests])
+    classes = all_classes(manifests)
     readings = {_reading_of(source, manifest.reading) for source, manifest in zip(sources, manifests, strict=True)}
     return DatasetManifest(
         digest=mixture.digest,
         content_digest=content_digest(features, (), (), mixture=mixture),
         source=spec.data.source_words,
-        origin={},
+        origin={CLASSES: json.dumps(classes)} if classes else {},
         features=features,
         train=(),
         validation=(),
@@ -184,17 +208,14 @@ def require_same_features(
     """Refuse two sources whose examples differ in structure, dtype or shape.
 
     Args:
-        spec: the run file.
         one: index of a source.
-        features: of its examples.
         other: index of another source.
-        others: features of its examples.
 
     Raises:
         SourceError: the features differ.
     """
     names = {index: f"data.sources[{index}] {spec.data.sources[index].source}" for index in (one, other)}
-    require_same_vocabularies(features, others, where=names[one], elsewhere=names[other])
+    require_same_labels(features, others, where=names[one], elsewhere=names[other])
     found, wanted = kinds_of(features), kinds_of(others)
     if found != wanted:
         raise SourceError(
@@ -231,19 +252,23 @@ class _FirstExamples:
         """Return what is called with the features of a source's first example."""
 
         def check(features: tuple[Feature, ...], reading: Reading) -> None:
+            most = index  # the source with the most classes
             for other in range(len(self._spec.data.sources)):
                 if other != index:
-                    require_same_features(self._spec, index, features, other, self._of(other))
+                    others = tuple(self._of(other, classes_of(features)))
+                    require_same_features(self._spec, most, features, other, others)
+                    if len(classes_of(others)) > len(classes_of(features)):
+                        most, features = other, others
             if self._place.check_features is not None and not self._accepted:
                 self._place.check_features(features, _reading_of(self._spec.data.sources[index], reading))
             self._accepted = True
 
         return check
 
-    def _of(self, index: int) -> Sequence[Feature]:
+    def _of(self, index: int, classes: Sequence[str]) -> Sequence[Feature]:
         if index not in self._features:
             with errors_at(f"data.sources[{index}]"):
-                of_source = spec_of_source(self._spec, index)
+                of_source = spec_of_source(self._spec, index, classes)
                 self._features[index] = features_of_first_example(of_source, self._place.code_folder)
         return self._features[index]
 

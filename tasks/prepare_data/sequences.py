@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.foundation.contracts.data_spec import PackSpec, PadRule
-from tasks.foundation.dataset.features import Array, flatten, unflatten
-from tasks.foundation.errors import SourceError
+from baton.tasks.foundation.contracts.data_spec import PackSpec, PadRule
+from baton.tasks.foundation.dataset.features import Array, flatten, unflatten
+from baton.tasks.foundation.errors import SourceError
 
 
 class Padding:
@@ -50,7 +50,6 @@ def feature_named(name: str, features: Iterable[str], *, key: str) -> str:
 
     Args:
         name: `x`, `y/labels`, or `tokens` for `x/tokens` or `y/tokens`.
-        features: the features of an example.
         key: the key of the run file, for messages.
 
     Raises:
@@ -107,7 +106,7 @@ Kind = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class _Row:
+class _PackedRow:
     """Sequences that share a row, one after the other."""
 
     used: int = 0
@@ -140,7 +139,6 @@ class Packing:
 
         Args:
             where: its position in the source, for messages.
-            arrays: the example.
 
         Raises:
             SourceError: its arrays have different first dimensions or none, or hold text; it is too long; or its inputs
@@ -164,12 +162,12 @@ class Packing:
             )
         if not self._kinds:
             self._kinds = tuple((name, array.dtype.name, array.shape) for name, array in packed.items())
-            self._arrays(_Row())  # refuses names that a row cannot have
+            self._arrays(_PackedRow())  # refuses names that a row cannot have
 
     @property
     def kinds(self) -> list[Kind]:
         """Names, dtypes and shapes of the rows, once an example has been checked."""
-        return [(name, array.dtype.name, array.shape) for name, array in self._arrays(_Row()).items()]
+        return [(name, array.dtype.name, array.shape) for name, array in self._arrays(_PackedRow()).items()]
 
     def pack(self, parts: Iterable[tuple[bool, bytes]]) -> Iterator[tuple[bool, bytes]]:
         """Yield (held out, record) of each row.
@@ -177,9 +175,9 @@ class Packing:
         Args:
             parts: (held out, record) of each sequence that was checked.
         """
-        from tasks.foundation.dataset.shards import encode
+        from baton.tasks.foundation.dataset.shards import encode
 
-        open_rows: tuple[list[_Row], list[_Row]] = ([], [])
+        open_rows: tuple[list[_PackedRow], list[_PackedRow]] = ([], [])
         for held_out, record in parts:
             for row in self._add(open_rows[held_out], self._decode(record)):
                 yield held_out, encode(self._arrays(row))
@@ -198,7 +196,7 @@ class Packing:
     def _is_group(self, name: str) -> bool:
         return self._group is not None and name in {self._group, f"x/{self._group}", f"y/{self._group}"}
 
-    def _add(self, rows: list[_Row], sequence: dict[str, Array]) -> Iterator[_Row]:
+    def _add(self, rows: list[_PackedRow], sequence: dict[str, Array]) -> Iterator[_PackedRow]:
         """Put a sequence into a row; yield the rows that are closed."""
         length = len(next(iter(sequence.values())))
         self.sequences += 1
@@ -209,7 +207,7 @@ class Packing:
             row = next((row for row in rows if row.used + size <= self._spec.length), None)
             if row is None:
                 self.rows += 1
-                row = _Row()
+                row = _PackedRow()
                 rows.append(row)
             row.sequences.append(piece)
             row.used += size
@@ -228,7 +226,7 @@ class Packing:
             for name, dtype, shape in self._kinds
         }
 
-    def _arrays(self, row: _Row) -> dict[str, Array]:
+    def _arrays(self, row: _PackedRow) -> dict[str, Array]:
         """Return a row as named arrays, its inputs sorted by name."""
         length = self._spec.length
         filled = {name: np.zeros((length, *shape[1:]), dtype) for name, dtype, shape in self._kinds}

@@ -15,13 +15,13 @@ from typing import IO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import HeldOut
-from tasks.foundation.dataset.manifest import held_out_values
-from tasks.foundation.dataset.order import unit_interval
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sequences import feature_named
-from tasks.prepare_data.writing import disk_errors, scratch_file, scratch_folder
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import HeldOut
+from baton.tasks.foundation.dataset.manifest import held_out_values
+from baton.tasks.foundation.dataset.order import unit_interval
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.sequences import feature_named
+from baton.tasks.prepare_data.shard_writers import disk_errors, scratch_file, scratch_folder
 
 T = TypeVar("T")
 _SMALL_CHUNK = 4096
@@ -42,7 +42,6 @@ def split(items: Iterable[T], *, fraction: float, seed: int) -> Iterator[tuple[b
     Args:
         items: in source order.
         fraction: fraction that is held out, in [0, 1).
-        seed: the run's seed.
 
     Raises:
         SourceError: there is a single item, which cannot be split.
@@ -135,7 +134,6 @@ def split_by_group(
         records: in source order, as `shards.encode` returns them.
         feature: name of a feature, `user_id` for `x/user_id` or `y/user_id` too.
         fraction: fraction of the groups that is held out, above 0 and below 1.
-        seed: the run's seed.
 
     Raises:
         SourceError: the examples have no such feature, or all of them belong to one group.
@@ -291,7 +289,6 @@ def split_records(data: DataSpec, records: Iterable[bytes], *, seed: int) -> Ite
     Args:
         data: the run file's `data`.
         records: in source order, as `shards.encode` returns them.
-        seed: the run's seed.
 
     Raises:
         SourceError: there is a single record or group, which cannot be split, or no feature `data.split_by`.
@@ -311,7 +308,6 @@ def part_sizes(data: DataSpec, length: int | None, *, seed: int) -> tuple[int, i
     Args:
         data: the run file's `data`.
         length: number of records of the source; None if it is not known.
-        seed: the run's seed.
     """
     if length is None or data.split_by is not None or data.pack is not None:
         return None

@@ -10,31 +10,35 @@ import hashlib
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
 
-from tasks.foundation.contracts.data_spec import DataSpec, SetName, SetRef
-from tasks.foundation.contracts.dataset import (
+from baton.tasks.foundation.contracts.data_spec import DataSpec, SetName, SetRef
+from baton.tasks.foundation.contracts.dataset import (
     DatasetManifest,
     DatasetRef,
     Feature,
     HeldOut,
     Reading,
     ShardRecord,
+    classes_of,
     content_digest,
+    with_class_names,
 )
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.columns import range_bytes
-from tasks.foundation.dataset.manifest import (
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.dataset.columns import range_bytes
+from baton.tasks.foundation.dataset.manifest import (
     Part,
     dataset_folder,
     load_manifest,
     manifest_path,
     positions_of_part,
     read_manifest,
+    require_same_labels,
 )
-from tasks.foundation.errors import (
+from baton.tasks.foundation.errors import (
     DamagedDataset,
     DamagedInTransit,
     FileAlreadyThere,
@@ -45,30 +49,25 @@ from tasks.foundation.errors import (
     SourceError,
     StorageError,
 )
-from tasks.foundation.machine.processes import available_bytes
-from tasks.foundation.messages import counted, message
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.interface import Storage, discard
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
-from tasks.foundation.telemetry.events import Note, Preparing, Sink
-from tasks.foundation.user_code import keep_keras_config
-from tasks.prepare_data.example_checks import (
+from baton.tasks.foundation.keras_config import keep_keras_config
+from baton.tasks.foundation.machine.processes import available_bytes
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
+from baton.tasks.foundation.telemetry.events import DatasetUsed, Note, Preparing, Sink
+from baton.tasks.foundation.text import counted, listed, message
+from baton.tasks.prepare_data.example_checks import (
     Checker,
     FeatureCheck,
     FeaturesRefused,
     Kinds,
     features_of_first_example,
     kinds_of,
-    require_same_vocabularies,
     words_of,
 )
-from tasks.prepare_data.example_checks import check_features as check_first_example
-from tasks.prepare_data.mixture import dataset_digest, errors_at, prepare_training_data
-from tasks.prepare_data.sources.registry import open_source
-from tasks.prepare_data.sources.source import InPlace, Source
-from tasks.prepare_data.sources.source_files import names_file
-from tasks.prepare_data.split import held_out_rule, part_sizes, split_records
-from tasks.prepare_data.writing import (
+from baton.tasks.prepare_data.example_checks import check_features as check_first_example
+from baton.tasks.prepare_data.mixture import dataset_digest, errors_at, prepare_training_data, with_classes
+from baton.tasks.prepare_data.shard_writers import (
     BlockWriter,
     PartWriter,
     ScatterWriter,
@@ -78,6 +77,10 @@ from tasks.prepare_data.writing import (
     scratch_bytes,
     scratch_file,
 )
+from baton.tasks.prepare_data.sources.registry import open_source
+from baton.tasks.prepare_data.sources.source import NOT_SEEN, InPlace, Source, changed_since
+from baton.tasks.prepare_data.sources.source_files import names_file
+from baton.tasks.prepare_data.split import held_out_rule, part_sizes, split_records
 
 _REPORT_EVERY_EXAMPLES = 10_000
 Prepare = Callable[[RunSpec, Place], DatasetRef]
@@ -96,7 +99,6 @@ def index_in_place(
     manifest's held-out rule decides which these are.
 
     Args:
-        spec: the run file.
         source: the source, whose records stay in place.
         in_place: its features and ranges.
         digest: the dataset's name.
@@ -138,8 +140,6 @@ def _require_memory(data: DataSpec, features: Sequence[Feature], shard: ShardRec
     """Refuse windows that do not fit into memory: one is in use while the next is read.
 
     Args:
-        data: of the run file.
-        features: of the examples.
         shard: another range.
         largest: sizes of the largest ranges so far, as many as a window has, in bytes; is updated.
 
@@ -173,9 +173,7 @@ def prepare_with_own_sets(spec: RunSpec, place: Place, prepare: Prepare) -> Data
     Before a new dataset is written, the first example of each set is compared with the first training example.
 
     Args:
-        spec: the run file.
         place: where the data is prepared; `check_features` is called for the training examples.
-        prepare: prepares one dataset.
 
     Returns:
         The dataset, with references to its own sets.
@@ -192,63 +190,56 @@ def prepare_with_own_sets(spec: RunSpec, place: Place, prepare: Prepare) -> Data
         if place.check_features is not None:
             place.check_features(features, reading)
         for name in names:
-            require_features_of_training(name, first_features(spec, name, place.code_folder), features)
+            require_features_of_training(name, first_features(spec, name, place.code_folder, features), features)
 
     dataset = prepare(spec, dataclasses.replace(place, check_features=check))
-    features = load_manifest(place.root, dataset).features
+    features = load_manifest(place.root, dataset).named_features
     found: dict[SetName, SetRef] = {}
     for name in names:
         with errors_at(f"data.{name}"):
-            own = prepare(spec_of_set(spec, name), dataclasses.replace(place, check_features=None))
-        require_features_of_training(name, load_manifest(place.root, own).features, features)
+            own = prepare(spec_of_set(spec, name, features), dataclasses.replace(place, check_features=None))
+        require_features_of_training(name, load_manifest(place.root, own).named_features, features)
         found[name] = SetRef(folder=own.folder, content_digest=own.content_digest, examples=own.train_examples)
     return _with_sets(dataset, found)
 
 
-def spec_of_set(spec: RunSpec, name: SetName) -> RunSpec:
-    """Return the run file of a dataset that consists of an own set alone.
+def spec_of_set(spec: RunSpec, name: SetName, training: Sequence[Feature]) -> RunSpec:
+    """Return the run file of a dataset that consists of an own set alone; its classes are those of the training.
 
     Its seed is that of the set. With `train.seed`, runs with other seeds would be evaluated on other examples where the
     source draws random numbers; and a source that draws its training examples too would repeat them in the set.
     """
     train = spec.train.model_copy(update={"seed": _seed_of(name)})
-    return spec.model_copy(update={"data": spec.data.of_set(name), "train": train})
+    return spec.model_copy(update={"data": with_classes(spec.data.of_set(name), classes_of(training)), "train": train})
 
 
 def _seed_of(name: SetName) -> int:
     return int.from_bytes(hashlib.sha256(f"{name} set".encode()).digest()[:4], "little") >> 1
 
 
-def first_features(spec: RunSpec, name: SetName, code_folder: Path) -> tuple[Feature, ...]:
+def first_features(spec: RunSpec, name: SetName, code_folder: Path, training: Sequence[Feature]) -> tuple[Feature, ...]:
     """Return the features of the first example of a set, which is read and not written.
 
     Args:
-        spec: the run file.
-        name: the set.
-        code_folder: the run file's folder.
+        training: features of the training examples, with the names of their classes.
 
     Raises:
         SourceError: the set is missing or empty, or its first example is invalid.
         RunFileError: its source or an option cannot be used.
     """
     with errors_at(f"data.{name}"):
-        return features_of_first_example(spec_of_set(spec, name), code_folder)
+        return features_of_first_example(spec_of_set(spec, name, training), code_folder)
 
 
 def require_features_of_training(name: SetName, features: Sequence[Feature], training: Sequence[Feature]) -> None:
     """Refuse a set whose examples the model cannot take.
 
-    Args:
-        name: the set.
-        features: of its examples.
-        training: of the training examples.
-
     Raises:
-        SourceError: names, dtypes, shapes or vocabularies differ; sample weights may be missing on either side.
+        SourceError: names, dtypes, shapes or what labels mean differ; sample weights may be missing on either side.
     """
     own, others = _kinds(features), _kinds(training)
     if own == others:
-        require_same_vocabularies(features, training, where=f"data.{name}", elsewhere="training")
+        require_same_labels(features, training, where=f"data.{name}", elsewhere="training", within=True)
         return
     raise SourceError(
         message(
@@ -279,7 +270,6 @@ def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
     stay, and the next attempt uploads the others only; after an input error, nothing is left.
 
     Args:
-        call: the run file.
         place: the storage root and the run file's folder. Its `check_features` is called with the features of the
             first example before anything is written, unless the dataset exists; its errors are raised unchanged.
 
@@ -320,12 +310,15 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
             warnings.append(said.text)
 
     source = open_source(spec.data, code_folder, spec.train.seed, note=note)
-    digest = dataset_digest(spec, source)
+    digest, prepared = _find_prepared(spec, source, place)
     folder = dataset_folder(digest)
-    if (prepared := _existing(storage, folder, spec.data, code_folder)) is not None:
+    if prepared is not None:
         if place.log.head_seen() is None:
             for text in prepared.warnings:
                 telemetry.emit(Note(text=text, warning=True))
+            if ":" in spec.data.source:
+                words = _words_of_use(spec.data.source, prepared)
+                telemetry.emit(DatasetUsed(text=f"{words}; {NOT_SEEN}", words=words))
         return _ref(folder, prepared, already_prepared=True)
     if storage.transfers == 1:  # only now is it known that this folder is written to; one probe tells all of a bucket
         storage.at(folder).probe()
@@ -336,12 +329,44 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
         written = _write_confirmed(
             spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, check_features=check_features
         )
-        written = written.model_copy(update={"warnings": tuple(dict.fromkeys(warnings))})
+        known = {"opened": source.opened(), "prepared": datetime.now(UTC).date().isoformat()}
+        written = written.model_copy(update={"warnings": tuple(dict.fromkeys(warnings)), **known})
         return _commit(written, storage=storage, folder=folder)
     except InvalidInput:
         # The corrected input has another digest, so nothing would use or delete this folder.
         _delete_unfinished(storage, folder)
         raise
+
+
+def _find_prepared(spec: RunSpec, source: Source, place: Place) -> tuple[str, DatasetManifest | None]:
+    """Return the name of the dataset, and its manifest if it is prepared.
+
+    If files that a function read are others by now, the name follows from them: data that comes back finds its own.
+    """
+    digest, changes = dataset_digest(spec, source), ""
+    while True:
+        prepared = _existing(place.root, dataset_folder(digest), spec.data, place.code_folder)
+        changed = () if prepared is None else changed_since(prepared.opened or (), place.code_folder)
+        if prepared is None and changes:
+            place.telemetry.emit(Note(text=f"{spec.data.source} is read anew: {changes}"))
+        if prepared is None or not changed:
+            return digest, prepared
+        changes = f"{listed([each.path for each in changed])} changed since its dataset was prepared{_day_of(prepared)}"
+        lines = [digest, *(f"{each.path} {each.sha256}" for each in changed)]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+
+
+def _day_of(prepared: DatasetManifest) -> str:
+    return f" on {prepared.prepared}" if prepared.prepared else ""
+
+
+def _words_of_use(source: str, prepared: DatasetManifest) -> str:
+    """Say what a function's dataset, which is used again, was made from."""
+    files = "the files that it read are not known"
+    if prepared.opened is not None:
+        names = listed([each.path for each in prepared.opened])
+        files = f"it read {names}, where no change is seen" if names else "no file was seen that it read"
+    return f"{source}: the dataset that was prepared{_day_of(prepared)} is used again; {files}"
 
 
 def _write_confirmed(
@@ -388,13 +413,13 @@ def _write(
     """Write all shards; return the manifest, which is not written yet."""
     checker = Checker(spec.data, source.vocabularies)
     if source.in_place is not None:
-        check_first_example(check_features, source.in_place.features, "examples")
+        check_first_example(check_features, with_class_names(source.in_place.features, source.origin), "examples")
         return index_in_place(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
     writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
     first = list(islice(records, 1))
     if first:
-        check_first_example(check_features, checker.features, checker.reading)
+        check_first_example(check_features, with_class_names(checker.features, source.origin), checker.reading)
     records = chain(first, records)
     with ExitStack() as scratch:
         uploads = scratch.enter_context(ShardUploads(storage))
@@ -434,7 +459,7 @@ def _write(
 
 
 def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[bytes]:
-    from tasks.foundation.dataset.shards import encode
+    from baton.tasks.foundation.dataset.shards import encode
 
     count = 0
     for count, (where, example) in enumerate(source.read(), start=1):

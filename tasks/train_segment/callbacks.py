@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow
-from tasks.foundation.contracts.run_spec import (
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow
+from baton.tasks.foundation.contracts.run_spec import (
     MOST_NAME_CHARACTERS,
     MOST_PLAIN_VALUES,
     MOST_TEXT_CHARACTERS,
@@ -29,11 +29,11 @@ from tasks.foundation.contracts.run_spec import (
     is_plain,
     is_row_due,
 )
-from tasks.foundation.errors import BlowUp, RunLogError
-from tasks.foundation.log.history import evaluation_of, recent_rows
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import listed, masked_values, shown
-from tasks.foundation.model.user_callbacks import (
+from baton.tasks.foundation.errors import BlowUp, RunLogError
+from baton.tasks.foundation.log.history import evaluation_of, recent_rows
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.masking import masked_values
+from baton.tasks.foundation.model.user_callbacks import (
     LARGE_STATE_BYTES,
     StartedCallbacks,
     call_hook,
@@ -44,8 +44,9 @@ from tasks.foundation.model.user_callbacks import (
     same_callbacks,
     start_callbacks,
 )
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import WarmState
+from baton.tasks.foundation.state.train_state import TrainState
+from baton.tasks.foundation.state.warm_state import WarmState
+from baton.tasks.foundation.text import listed, shown
 
 _LOGGER = logging.getLogger(__name__)
 # A row has it, and Keras's callbacks that set it add it to the logs.
@@ -110,7 +111,6 @@ class Callbacks:
         """Call the callbacks if they are due at `start`, where training begins; the state in memory is that of `start`.
 
         Args:
-            log: the run's.
             start: where training begins.
             known: its evaluation, if this process has made it; it may not be logged yet. None: it is in the log.
 

@@ -5,6 +5,9 @@ become part of the step: as constants of its graph, or as tensors and tables tha
 that resumes the run may trace another step without an error. The log has three digests of the step of each commit: of
 the whole graph, of its operations without the values, and, in some groups, of the values. Where only values differ, the
 run would go on as another one without a word, so it is refused, and the groups tell where.
+
+What Python code reads in the input pipeline is in no traced step. Of several hosts, each could train on other examples:
+all of them pass the same few through their pipelines before the first step, and compare.
 """
 
 import hashlib
@@ -17,18 +20,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import Commit, Environment, TracedStep
-from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import listed, message
-from tasks.foundation.model.hidden_state import captured_contents, graphs_of
-from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of, summed_gradients_words
-from tasks.foundation.model.metrics import MOST_VALUES
-from tasks.foundation.model.randomness import nodes_of, stateful_operations
-from tasks.foundation.model.step import compile_words
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import peek_results
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.contracts.log_entry import Commit, Environment, TracedStep
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches
+from baton.tasks.foundation.dataset.model_inputs import ModelInputs, map_class_weight
+from baton.tasks.foundation.dataset.read import training_dataset
+from baton.tasks.foundation.dataset.shards import finished, original_read_errors
+from baton.tasks.foundation.dataset.transforms import transform_errors
+from baton.tasks.foundation.errors import IdentityChanged, ModelError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.model.hidden_state import captured_contents, graphs_of
+from baton.tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of, summed_gradients_words
+from baton.tasks.foundation.model.metrics import MOST_VALUES
+from baton.tasks.foundation.model.randomness import nodes_of, stateful_operations
+from baton.tasks.foundation.model.step import compile_words
+from baton.tasks.foundation.state.train_state import TrainState
+from baton.tasks.foundation.state.warm_state import Recipe, peek_results
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.text import listed, message
 
 # Attributes with names and counters of a process, and those that only placement and debugging use.
 _NOT_COMPUTED = frozenset(
@@ -55,6 +64,7 @@ _MOST_GROUPS = 32
 _GROUP_DIGITS = 8
 _SHOWN = 3
 _ACCEPTED = "model."
+_COMPARED = 8  # examples that hosts compare
 _NOT_OF_TRACES = {
     *("intra_op_threads", "inter_op_threads", "hash_seed", "processor", "cpu_features", "variables", "keras"),
 }
@@ -71,7 +81,7 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
+class _StepConstant:
     """A constant of a traced step, or what it has captured."""
 
     digest: bytes
@@ -83,7 +93,7 @@ class Traced:
     """A traced step: what the log records of it, and what it computes with besides variables."""
 
     step: TracedStep
-    contents: tuple[_Content, ...]
+    contents: tuple[_StepConstant, ...]
 
     def difference_from(self, recorded: TracedStep) -> str:
         """The first contents that differ from those of a step with the same structure, as they are now."""
@@ -107,8 +117,6 @@ def traced_step(function: Any, *, environment: Environment, identity: dict[str, 
 
     Args:
         function: the traced loop.
-        environment: this process's.
-        identity: the run's, as in its log.
     """
     # Threads, processor and variables do not influence tracing; another hash seed or configuration of Keras must not
     # hide what it changes.
@@ -118,8 +126,8 @@ def traced_step(function: Any, *, environment: Environment, identity: dict[str, 
     digests = _Digests({each.signature.name: each for each in graph.library.function})
     whole, structure = digests.of_nodes(graph.node, arguments=(), results=(), function="")
     contents = (
-        *(_Content(_digest_of(each.values), partial(str, each)) for each in captured_contents(function)),
-        *(_Content(digest, partial(_constant_words, function, *place)) for place, digest in digests.constants),
+        *(_StepConstant(_digest_of(each.values), partial(str, each)) for each in captured_contents(function)),
+        *(_StepConstant(digest, partial(_constant_words, function, *place)) for place, digest in digests.constants),
     )
     return Traced(
         TracedStep(
@@ -140,9 +148,7 @@ def compare_with_log(
     A step with other operations causes a warning, one that computes with other values is refused.
 
     Args:
-        log: the run's.
         number: the log entry to start with, reading backwards.
-        traced: the step that this process traced.
         reference: the user's name of the model, for messages.
         accept: identity keys that may differ; one of the model lets other values pass, with a note.
         telemetry: receives warnings.
@@ -178,6 +184,53 @@ def compare_with_log(
             )
         return None
     return None
+
+
+def pipeline_digests(recipe: Recipe, inputs: ModelInputs, storage: Storage) -> dict[str, dict[str, str]]:
+    """What this process's input pipelines make of the first examples, as if it fed all replicas.
+
+    Args:
+        recipe: what is trained, on which dataset.
+        inputs: the transforms of the examples.
+
+    Returns:
+        A digest for x, y and sample_weight of the training and the validation examples; or the error of a transform.
+
+    Raises:
+        DamagedDataset, StorageError: the examples cannot be read.
+    """
+    spec, functions = recipe.spec, inputs.training_functions
+    # A transform of batches needs a whole one.
+    whole = functions is not None and functions.batch is not None
+    training = training_dataset(
+        storage,
+        recipe.dataset,
+        seed=spec.train.seed,
+        global_batch_size=spec.train.global_batch_size if whole else min(_COMPARED, spec.train.global_batch_size),
+        window_shards=1,  # one shard is enough
+        first_batch=0,
+        drop_remainder=spec.train.drop_remainder,
+        shuffle=spec.data.shuffle,
+        functions=functions,
+    )
+    sets = {"training": finished(map_class_weight(training, spec.train.class_weight).take(1), autotuned=False)}
+    if spec.data.has_validation:
+        of_one, seed = inputs.validation_function, spec.train.seed
+        held_out = set_batches(storage, recipe.dataset, on="validation", batch_size=1, function=of_one, seed=seed)
+        sets["validation"] = held_out.take(_COMPARED)
+    try:
+        with original_read_errors(), transform_errors(spec.data, "before the first step"):
+            return {name: _digests_of_parts(list(batches)) for name, batches in sets.items()}
+    except ModelError as fault:  # all hosts hear of it; where it is the same on all, the first step raises it
+        return {"error": {"message": str(fault)}}
+
+
+def _digests_of_parts(batches: Sequence[Any]) -> dict[str, str]:
+    parts = zip(*batches, strict=True)
+    return {
+        name: _digest_of(value.numpy() for each in part for value in tf.nest.flatten(each)).hex()[:_DIGITS]
+        for name, part in zip(("x", "y", "sample_weight"), parts, strict=False)
+    }
 
 
 def _size_of_group(number: int) -> int:
@@ -356,7 +409,6 @@ def step_notes(state: TrainState, divided: int, *, reference: str, masked: bool)
     Args:
         state: whose model's step it is.
         divided: number of losses that Keras divided by the number of replicas while it was traced.
-        reference: the function's name in the run file.
         masked: whether a Keras mask reaches the loss of micro-batches.
     """
     summed = summed_gradients_words(state.model, divided, reference=reference, replicas=state.accelerator.replicas)

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tasks.foundation.contracts.log_entry import HostSteps, WorkerStats
-from tasks.foundation.log.workers import MOST_INTERVALS, slow_hosts
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.telemetry.ledger import measured
+from baton.tasks.foundation.contracts.log_entry import HostSteps, WorkerStats
+from baton.tasks.foundation.log.host_history import MOST_INTERVALS, slow_hosts
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.telemetry.ledger import measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,6 @@ class HostPace:
         """Measure nothing yet.
 
         Args:
-            accelerator: the process's.
             clock: monotonic time in seconds.
         """
         self._active, self._is_chief, self._clock = accelerator.hosts > 1, accelerator.is_chief, clock

@@ -6,18 +6,17 @@ the state it has the interval's rows, its seconds by cause, and what each host d
 
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
-from tasks.foundation.checkpoint.cadence import CommitCadence
-from tasks.foundation.checkpoint.retention import rewind_run
-from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged, wait_for_save
-from tasks.foundation.checkpoint.snapshot import fits_memory, snapshot_bytes, take_snapshot
-from tasks.foundation.checkpoint.write import stage_checkpoint, write_snapshot
-from tasks.foundation.contracts.attempt import INPUT_WAIT
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.checkpoint.cadence import CommitCadence
+from baton.tasks.foundation.checkpoint.retention import rewind_run
+from baton.tasks.foundation.checkpoint.save import AsyncSaves, commit_staged, wait_for_save
+from baton.tasks.foundation.checkpoint.snapshot import fits_memory, snapshot_bytes, take_snapshot
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint, write_snapshot
+from baton.tasks.foundation.contracts.attempt import INPUT_WAIT
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import (
     BorderReason,
     Commit,
     Entry,
@@ -31,18 +30,19 @@ from tasks.foundation.contracts.log_entry import (
     TracedStep,
     WorkerStats,
 )
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, StorageError
-from tasks.foundation.log.appends import finish, require_broadcast_head
-from tasks.foundation.log.attempts import losses_of, pack_beside, read_attempts
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import CommitPace, Note, Sink, WithoutPhases
-from tasks.foundation.telemetry.formatting import duration_words, size_words
-from tasks.foundation.telemetry.ledger import Stopwatch, seconds_between
-from tasks.train_segment.host_stats import HostStats, InnerLoop
-from tasks.train_segment.trainer import Trainer
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp
+from baton.tasks.foundation.log.appends import finish, require_broadcast_head
+from baton.tasks.foundation.log.attempts import losses_of, pack_beside, read_attempts
+from baton.tasks.foundation.machine.collectives import Hosts
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.interface import best_effort
+from baton.tasks.foundation.telemetry.events import CommitPace, Note, Sink, WithoutPhases
+from baton.tasks.foundation.telemetry.formatting import duration_words, size_words
+from baton.tasks.foundation.telemetry.ledger import Stopwatch, seconds_between
+from baton.tasks.train_segment.host_stats import HostStats, InnerLoop
+from baton.tasks.train_segment.trainer import Trainer
 
 # About 3 MB in an entry of the log, which may have 16.
 _MOST_VALUES = 100_000
@@ -59,7 +59,6 @@ class IntervalWork:
         """Begin with none.
 
         Args:
-            spec: the run file.
             telemetry: receives the causes that time is spent on.
             clock: monotonic time in seconds.
         """
@@ -317,7 +316,6 @@ class CommitInterval:
 
         Args:
             trainer: holds the state.
-            reason: of the stop.
             grace_left: seconds until the machine may end.
         """
         # The longest: the chief commits when all hosts have written.
@@ -367,8 +365,8 @@ class CommitInterval:
     def _learn(self, cadence: CommitCadence) -> None:
         """Read once how often attempts were lost, and say how often this process commits."""
         if cadence.losses is None:
-            with suppress(StorageError):  # then the prior stays, until the next commit
-                home, now = self.run_log.home, datetime.now(UTC)
+            home, now = self.run_log.home, datetime.now(UTC)
+            with best_effort(home, "earlier losses could not be counted", then="the next commit tries again"):
                 attempts = read_attempts(home)
                 cadence.losses = losses_of(attempts.records, now=now)
                 pack_beside(home, attempts.records, attempts.files, now=now)

@@ -8,20 +8,26 @@ hosts, and a host that ran one step more than the others would wait for them for
 import math
 from dataclasses import dataclass
 
-from tasks.foundation.checkpoint.snapshot import reserve_memory
-from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
-from tasks.foundation.contracts.run_spec import EpochLength, is_row_due, next_row
-from tasks.foundation.log.history import recent_rows
-from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.machine.stops import Stops, first_reason, number_of
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Training, Waiting
-from tasks.foundation.telemetry.ledger import seconds_between
-from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
-from tasks.train_segment.host_stats import InnerLoop
-from tasks.train_segment.interval import CommitInterval
-from tasks.train_segment.trainer import Trainer
+from baton.tasks.foundation.checkpoint.snapshot import reserve_memory
+from baton.tasks.foundation.contracts.log_entry import (
+    BorderReason,
+    MetricRow,
+    SegmentRequest,
+    SegmentResult,
+    StopReason,
+)
+from baton.tasks.foundation.contracts.run_spec import EpochLength, is_row_due, next_row
+from baton.tasks.foundation.log.history import recent_rows
+from baton.tasks.foundation.machine.collectives import Hosts
+from baton.tasks.foundation.machine.stops import Stops, first_reason, number_of
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.events import Training, Waiting
+from baton.tasks.foundation.telemetry.ledger import seconds_between
+from baton.tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
+from baton.tasks.train_segment.host_stats import InnerLoop
+from baton.tasks.train_segment.interval import CommitInterval
+from baton.tasks.train_segment.trainer import Trainer
 
 # An inner loop is not longer than this, so that the progress bar moves.
 _INNER_LOOP_SECONDS = 1.0
@@ -36,7 +42,6 @@ def train(
         trainer: has the state at the segment's start, and the compiled step.
         request: says where the segment ends.
         interval: commits on the way and at the end.
-        stops: of the process.
         place: where the run's home is.
 
     Returns:

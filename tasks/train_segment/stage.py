@@ -4,20 +4,20 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.stage_calls import TrainSegmentCall
-from tasks.foundation.errors import BlowUp
-from tasks.foundation.log.appends import log_values
-from tasks.foundation.machine.devices import acquire
-from tasks.foundation.machine.stops import Stops, agreed_stop
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.model.step import invalid_input_as_step_failed
-from tasks.foundation.stage import Place
-from tasks.foundation.state.warm_state import Recipe
-from tasks.foundation.telemetry.events import Note
-from tasks.train_segment.interval import CommitInterval
-from tasks.train_segment.loop import train
-from tasks.train_segment.trainer import Trainer, put_back_trainer, take_trainer
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.stage_calls import TrainSegmentCall
+from baton.tasks.foundation.errors import BlowUp
+from baton.tasks.foundation.log.appends import log_values
+from baton.tasks.foundation.machine.devices import acquire
+from baton.tasks.foundation.machine.stops import Stops, agreed_stop
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.model.step import invalid_input_as_step_failed
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.state.warm_state import Recipe
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.train_segment.interval import CommitInterval
+from baton.tasks.train_segment.loop import train
+from baton.tasks.train_segment.trainer import Trainer, put_back_trainer, take_trainer
 
 
 def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:

@@ -12,25 +12,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.cadence import CommitCadence
-from tasks.foundation.checkpoint.restore import restore_warm_state
-from tasks.foundation.checkpoint.snapshot import snapshot_bytes
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import is_row_due
-from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
-from tasks.foundation.dataset.read import WorkerFiles, decoded_bytes, fits_into_memory, training_dataset
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.dataset.transforms import transform_errors
-from tasks.foundation.errors import NonFinite
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator, align_function_numbers
-from tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
-from tasks.foundation.model.metrics import RowMetrics, learning_rate_of, returns_own_values
-from tasks.foundation.model.randomness import CLOCK, StepDraws, stateful_operations
-from tasks.foundation.model.step import (
+from baton.tasks.foundation.checkpoint.cadence import CommitCadence
+from baton.tasks.foundation.checkpoint.restore import restore_warm_state
+from baton.tasks.foundation.checkpoint.snapshot import snapshot_bytes
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Evaluation, LoggedValues, MetricRow, TracedStep
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import is_row_due
+from baton.tasks.foundation.dataset.manifest import zero_examples
+from baton.tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, map_class_weight
+from baton.tasks.foundation.dataset.read import WorkerFiles, decoded_bytes, fits_into_memory, training_dataset
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.dataset.transforms import transform_errors
+from baton.tasks.foundation.errors import NonFinite
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator, align_function_numbers
+from baton.tasks.foundation.model.keras_steps import SCALED_LOSSES, not_converted, tracing_hints
+from baton.tasks.foundation.model.metrics import RowMetrics, learning_rate_of, returns_own_values
+from baton.tasks.foundation.model.randomness import CLOCK, StepDraws, stateful_operations
+from baton.tasks.foundation.model.step import (
     Step,
     build_train_step,
     op_errors_as_model_error,
@@ -39,16 +39,22 @@ from tasks.foundation.model.step import (
     trace_train_step,
     uses_xla,
 )
-from tasks.foundation.model.sums import fix_sum_order
-from tasks.foundation.model.variables import describe_placement
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState, peek_results
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
-from tasks.foundation.telemetry.formatting import size_words
-from tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
-from tasks.train_segment.fingerprint import compare_with_log, nondeterminism_warnings, step_notes, traced_step
-from tasks.train_segment.host_stats import HostPace, InnerLoop
+from baton.tasks.foundation.model.sums import fix_sum_order
+from baton.tasks.foundation.model.variables import describe_placement
+from baton.tasks.foundation.state.train_state import TrainState
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState, peek_results
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
+from baton.tasks.foundation.telemetry.formatting import size_words
+from baton.tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
+from baton.tasks.train_segment.fingerprint import (
+    compare_with_log,
+    nondeterminism_warnings,
+    pipeline_digests,
+    step_notes,
+    traced_step,
+)
+from baton.tasks.train_segment.host_stats import HostPace, InnerLoop
 
 NOT_FOUND = -1
 # What hosts with TensorFlow servers read until they get the next plan: a minute or more, and few megabytes of plans.
@@ -126,7 +132,6 @@ def training_batches(
         recipe: what is trained, on which dataset.
         inputs: the transforms of the examples.
         accelerator: whose replicas take the batches.
-        storage: the storage root.
         batch: index of the first global batch: step + skipped batches.
         telemetry: receives a warning if the examples do not fit into memory.
         planned: how many batches TensorFlow servers get a plan of; None: this process reads, without end.
@@ -352,7 +357,12 @@ class Trainer:
             environment=self.accelerator.environment,
             identity=dict(head.identity),
         )
-        self.accelerator.require_same({"train step as traced": [traced.step.fingerprint, traced.step.contents]})
+        same: dict[str, Any] = {"train step as traced": [traced.step.fingerprint, traced.step.contents]}
+        if self.accelerator.hosts > 1:
+            same["first examples as the model gets them"] = pipeline_digests(
+                self.recipe, self.warm.inputs, self._storage
+            )
+        self.accelerator.require_same(same)
         # Every host compares, so that none waits for one that refuses.
         sink = telemetry if self.accelerator.is_chief else Silent()
         refusal = compare_with_log(log, base, traced, reference=reference, accept=accept, telemetry=sink)

@@ -47,11 +47,11 @@ class Baton:
 
     def run(self, file: Path, *words: str) -> tuple[str, ...]:
         """The command `baton run`."""
-        return (self.python, "-m", "flows.commands.main", "run", str(file), *words)
+        return (self.python, "-m", "baton.flows.commands.main", "run", str(file), *words)
 
     def without_prefect(self, file: Path, *words: str) -> tuple[str, ...]:
         """Training without Prefect."""
-        return (self.python, "-m", "flows.without_prefect", str(file), *words)
+        return (self.python, "-m", "baton.flows.without_prefect", str(file), *words)
 
     def script(self, file: Path, *words: str) -> tuple[str, ...]:
         """A script that imports Baton's stages."""

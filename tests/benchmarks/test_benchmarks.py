@@ -160,7 +160,7 @@ def test_a_training_holds_whole_rows_and_commits() -> None:
 
 
 def test_the_run_file_commits_at_ends_of_segments(tmp_path: Path) -> None:
-    from tasks.foundation.contracts.run_file import load_run_file
+    from baton.tasks.foundation.contracts.run_file import load_run_file
 
     training = Training(steps=20, rows=5, commit_steps=10)
     file = write_run_file(TINY, training, tmp_path, tmp_path / "x.npz", data={"validation_fraction": 0.5})

@@ -22,8 +22,8 @@ from tests.support.engine import Engine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROBE = Path(__file__).with_name("probe.py")
-ROOMS = [f"tasks.{room}.stage" for room in ("init_or_restore", "train_segment", "evaluate")]
-FLOWS = (*ROOMS, "flows.with_prefect.run_flows")
+ROOMS = [f"baton.tasks.{room}.stage" for room in ("init_or_restore", "train_segment", "evaluate")]
+FLOWS = (*ROOMS, "baton.flows.with_prefect.run_flows")
 TENSORFLOW = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly"}
 BATON_USER = 10001
 
@@ -47,23 +47,28 @@ class Content:
 
 EXPECTED = {
     "checkpoint": Content(
-        imports=("tasks.checkpoint_to_gcs.stage", "flows.with_prefect.stage_flows", "gcsfs", "flows.commands.main"),
+        imports=(
+            "baton.tasks.checkpoint_to_gcs.stage",
+            "baton.flows.with_prefect.stage_flows",
+            "gcsfs",
+            "baton.flows.commands.main",
+        ),
         lacks=("keras", "numpy", "h5py", "scikit-learn", "tensorboard"),
     ),
     "train-cpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow-cpu"),
     "train-gpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow"),
     "train-tpu": Content(imports=FLOWS, lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0),
     "prepare-data": Content(
-        imports=("tasks.prepare_data.stage", "sklearn.datasets", "tensorflow"),
+        imports=("baton.tasks.prepare_data.stage", "sklearn.datasets", "tensorflow"),
         tensorflow="tensorflow-cpu",
     ),
     "evaluate": Content(
-        imports=("tasks.evaluate.stage", "tasks.evaluate.report.page"),
+        imports=("baton.tasks.evaluate.stage", "baton.tasks.evaluate.report.page"),
         lacks=("scikit-learn",),
         tensorflow="tensorflow-cpu",
     ),
     "orchestrator": Content(
-        imports=("tasks.evaluate.report.page", "flows.with_prefect.run_flows", "gcsfs"),
+        imports=("baton.tasks.evaluate.report.page", "baton.flows.with_prefect.run_flows", "gcsfs"),
         lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
     ),
 }
@@ -132,7 +137,9 @@ def test_code_change_rebuilds_one_layer_and_the_label(engine: Engine, tmp_path: 
     assert labels["org.opencontainers.image.revision"] == "0123abc"
     assert labels["org.opencontainers.image.version"] == "1.0.0rc1"
     assert labels["org.opencontainers.image.title"] == "baton/checkpoint"
-    done = engine.run(changed, "grep", "-c", "CHANGED", "/opt/baton/flows/relay.py", options=["--network", "none"])
+    done = engine.run(
+        changed, "grep", "-c", "CHANGED", "/opt/baton/baton/flows/relay.py", options=["--network", "none"]
+    )
     assert done.stdout.strip() == "1"
 
 
@@ -140,7 +147,6 @@ def test_baton_command_works_in_an_image(engine: Engine) -> None:
     image = engine.build("checkpoint")
     options = ["--network", "none"]
     assert "Commands:" in engine.run(image, options=options).stdout  # the default command of the image
-    assert engine.run(image, "baton", "--version", options=options).stdout == "baton 1.0.0rc1\n"
     refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
     assert refused.returncode == 2, refused.stderr
 
@@ -213,8 +219,8 @@ accelerator: {kind: cpu}
 """
 BUILDS = """
 from pathlib import Path
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.user_code import load_function
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.user_functions import load_function
 run = load_run_file(Path("/code/run.yaml"), [])
 print(run.spec.run, load_function("model.py:build_model", Path("/code"))().count_params())
 """
@@ -254,14 +260,14 @@ def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
 @pytest.mark.nightly
 def test_mounted_user_code_trains(engine: Engine, user_code: Path) -> None:
     image = engine.build("train-cpu")
-    train = ["python", "-m", "flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]
+    train = ["python", "-m", "baton.flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]
     result = json.loads(mounted(engine, image, user_code, *train).stdout.splitlines()[-1])
     assert result["run"] == "own"
     assert result["step"] == 2
     assert len(result["state_digest"]) > 10
 
 
-@pytest.mark.parametrize("add_code", [copied, built_in])
+@pytest.mark.parametrize("add_code", [pytest.param(copied, marks=pytest.mark.nightly), built_in])
 def test_copied_user_code_is_loaded(engine: Engine, user_code: Path, add_code: Callable[..., Any]) -> None:
     image = engine.build("train-cpu")
     assert add_code(engine, image, user_code, "python", "-c", BUILDS).stdout.splitlines()[-1] == "own 15"

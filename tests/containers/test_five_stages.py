@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.log_entry import Commit, EvaluationOnTest
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.contracts.attempt import AttemptRecord
+from baton.tasks.foundation.contracts.log_entry import Commit, EvaluationOnTest
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.opening import open_storage
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.engine import Engine
@@ -158,7 +158,7 @@ def test_five_containers_make_the_same_bits(
         worker = ("prefect", "worker", "start", "--pool", "baton-docker", "--type", "docker")
         with (
             cluster.process("worker", *worker),
-            cluster.process("baton", "flows.commands.main", "run", str(run_file("digits")), *words) as command,
+            cluster.process("baton", "baton.flows.commands.main", "run", str(run_file("digits")), *words) as command,
         ):
             for count, name in enumerate(("SIGKILL", "SIGTERM")):
                 wait_until(lambda count=count: len(segments_of(home)) > count, command)  # type: ignore[misc]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.errors import BatonError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.opening import open_storage
 from tests.deploy.rendering import JobOfJobSet
 from tests.support.engine import Engine
 from tests.support.prefect_server import post, running_server

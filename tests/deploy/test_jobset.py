@@ -12,11 +12,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from flows.commands.main import VERBS
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import AcceleratorLost, BatonError, InvalidInput, RunLogError, StageLost
-from tasks.foundation.machine.cluster import cluster_of
-from tasks.foundation.machine.tpu import tpu_type
+from baton.flows.commands.main import VERBS
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import AcceleratorLost, BatonError, InvalidInput, RunLogError, StageLost
+from baton.tasks.foundation.machine.cluster import cluster_of
+from baton.tasks.foundation.machine.tpu import tpu_type
 from tests.deploy.rendering import JobOfJobSet, documents
 from tests.support.checkout import CHECKOUT
 

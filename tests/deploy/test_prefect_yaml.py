@@ -1,15 +1,19 @@
 """Everything that deploy/prefect.yaml and the automations refer to exists."""
 
 import ast
+import asyncio
 import json
 import re
+from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
+from prefect.server.schemas.schedules import CronSchedule
 
-from tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_file import load_run_file
 from tests.support.checkout import CHECKOUT
 
 DEPLOY = CHECKOUT / "deploy"
@@ -85,7 +89,7 @@ def test_images_match_flows_and_contain_code() -> None:
         if image is not None:
             found.setdefault(image.removeprefix("{{ $BATON_REGISTRY }}"), set()).add(flow_of(deployment["entrypoint"]))
             assert [step["prefect.deployments.steps.set_working_directory"] for step in steps] == [
-                {"directory": "/opt/baton"}
+                {"directory": "/opt/baton/baton"}
             ]
     assert found == IMAGES
 
@@ -116,6 +120,21 @@ def test_supervisors_run_one_at_a_time_and_are_inactive() -> None:
         assert [each["active"] for each in deployment["schedules"]] == [False]
     for name in ("train-run/nightly", "train-run/nightly-kubernetes"):
         assert scheduled[name]["parameters"]["max_seconds"] > 0
+
+
+@pytest.mark.parametrize("day", [date(2026, 3, 29), date(2026, 10, 25)])
+def test_change_of_summer_time_skips_and_repeats_no_run(day: date) -> None:
+    """In a timezone of the user's: the first of these days has no 02:30, the other one has it twice."""
+    zone = ZoneInfo("Europe/Berlin")
+    first = datetime.combine(day - timedelta(days=3), time(), zone)
+    for cron in {each["cron"] for every in deployments() for each in every.get("schedules", [])} | {"30 2 * * *"}:
+        schedule = CronSchedule(cron=cron, timezone=zone.key)
+        found = asyncio.run(schedule.get_dates(1000, first, first + timedelta(days=7, minutes=-1)))
+        local = [each.astimezone(zone).replace(tzinfo=None) for each in found]
+        days = {each.date() for each in local}
+        assert len(local) == len(set(local)), cron
+        assert len(days) == (7 if cron.endswith(" *") else 1), cron
+        assert cron.startswith("*/") or len(local) == len(days), cron
 
 
 def test_run_files_and_overrides_are_valid() -> None:

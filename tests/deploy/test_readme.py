@@ -1,4 +1,4 @@
-"""The local part of deploy/README.md, typed in a clone: a schedule trains a run to its end, ad hoc commands go on."""
+"""The local part of deploy/README.md, typed in a clone: a schedule trains a run; at night, ad hoc commands go on."""
 
 import json
 import os
@@ -60,7 +60,8 @@ def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_quick_start_trains_a_scheduled_run(tmp_path: Path, *, goes_on: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -117,6 +118,8 @@ def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
         assert schedules() == [("*/15 0-5 * * *", False)]
         assert "digits-cnn" in outputs[-2]
         assert status_of(clone, environment)["step"] == 400
+        if not goes_on:
+            return
         [(_, ad_hoc)] = blocks(AD_HOC)
         printed = shell(ad_hoc.replace("train.steps=2400", "train.steps=600"))
     assert status_of(clone, environment)["step"] == 600

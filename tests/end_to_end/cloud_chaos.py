@@ -22,17 +22,17 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import apply_retention, quarantine_damaged_tips, retention_policies
-from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
-from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
-from tasks.foundation.log.appends import evaluation_due
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage import interface
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.checkpoint.retention import apply_retention, quarantine_damaged_tips, retention_policies
+from baton.tasks.foundation.checkpoint.verify import find_damage
+from baton.tasks.foundation.contracts.checkpoint import base_in_folder_name
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
+from baton.tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import evaluation_due
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage import interface
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.protocol.model_checker import accept, missing_programs
 from tests.support.crashing_store import CrashingStore, Died
@@ -248,7 +248,7 @@ def play_all(seeds: range, print_line: Callable[[str], None]) -> list[Outcome]:
     with FakeGcs() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", server.url)
         # Small parts, so that small files use resumable uploads and are downloaded in parts.
-        patch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 4096)
+        patch.setattr("baton.tasks.foundation.storage.gcs.storage._PART_BYTES", 4096)
         for seed in seeds:
             outcomes.append(play(server, seed))
             for line in outcomes[-1].errors:
@@ -261,7 +261,7 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("tasks").setLevel(logging.ERROR)  # each retry logs a warning
+    logging.getLogger("baton").setLevel(logging.ERROR)  # each retry logs a warning
     outcomes = play_all(range(options.first, options.first + options.plans), lambda line: print(line, flush=True))  # noqa: T201
     faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
     ends = sum((outcome.ends for outcome in outcomes), Counter[str]())

@@ -1,10 +1,12 @@
 """Runs real processes on the shipped run files and reads their checkpoints without Baton's own digest."""
 
+import fcntl
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,26 @@ def train_without_prefect() -> Callable[..., Finished]:
         return Finished(code=done.returncode, result=result, stdout=done.stdout, stderr=done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def straight_digits(
+    train_without_prefect: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The result of the digits in one segment, with the settings of `SHORT`: for comparisons, its home is not changed.
+
+    All processes of the tests share it: the first one that asks trains it, and the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "straight-digits"
+    folder.mkdir(exist_ok=True)
+    file = folder / "result.json"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            done = train_without_prefect("digits", folder / "runs", extra=["train.segment_steps=1000"], code=0)
+            file.write_text(json.dumps(done.result), encoding="utf-8")
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="session")

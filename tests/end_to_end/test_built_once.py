@@ -77,12 +77,6 @@ class Annealing(keras.callbacks.Callback):
 def annealing():
     return [Annealing()]
 """
-EVALUATED = {"evaluate": {"every_steps": 5}}
-RUNS: dict[str, dict[str, Any]] = {
-    "plain": {"model": "model.py:build_model"},
-    "attributes changed by callbacks": {"model": "model.py:build_model", "callbacks": "model.py:annealing"},
-    "attributes changed by a trace": {"model": "model.py:counting"},
-}
 
 
 def command(folder: Path, *words: str) -> tuple[int, str]:
@@ -96,33 +90,39 @@ def command(folder: Path, *words: str) -> tuple[int, str]:
     return len((folder / "builds").read_text()), done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
-def test_every_command_builds_once(tmp_path: Path, run: str) -> None:
-    settings = RUNS[run]
-    train = {"steps": 15, "segment_steps": 5, "global_batch_size": 8, "log_every_steps": 5}
-    (tmp_path / "data.py").write_text(DATA)
-    (tmp_path / "model.py").write_text(MODEL)
+def run_file(folder: Path, model: str, **train: Any) -> None:
+    (folder / "data.py").write_text(DATA)
+    (folder / "model.py").write_text(MODEL)
     text = {
         "run": "r",
         "storage": "./runs",
         "data": {"source": "data.py:load", "validation_fraction": 0.2},
-        "model": settings["model"],
-        "train": {**train, "callbacks": settings.get("callbacks")},
+        "model": model,
+        "train": {"steps": 15, "segment_steps": 5, "global_batch_size": 8, "log_every_steps": 5, **train},
+        "evaluate": {"every_steps": 5},
         "accelerator": {"kind": "cpu"},
-        **EVALUATED,
     }
-    (tmp_path / "run.yaml").write_text(json.dumps(text))
-    straight, whole = command(tmp_path, "flows.without_prefect", "run.yaml", "--set", "storage=./straight")
-    begun, _ = command(tmp_path, "flows.without_prefect", "run.yaml", "--max-segments", "1")
-    resumed, cut = command(tmp_path, "flows.without_prefect", "run.yaml")
+    (folder / "run.yaml").write_text(json.dumps(text))
+
+
+@pytest.mark.slow
+def test_every_command_builds_once(tmp_path: Path) -> None:
+    run_file(tmp_path, "model.py:build_model")
+    begun, _ = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--max-segments", "1")
+    baton = "baton.flows.commands.main"
+    exported, _ = command(tmp_path, baton, "export", "run.yaml", "--format", "keras", "--to", "model.keras")
+    examined, printed = command(tmp_path, baton, "doctor", "run.yaml")
+    assert (begun, exported, examined) == (1, 1, 1)
+    assert printed.count("Total params") == 1
+
+
+@pytest.mark.slow
+def test_attributes_that_callbacks_and_a_trace_change_need_no_other_build(tmp_path: Path) -> None:
+    run_file(tmp_path, "model.py:counting", callbacks="model.py:annealing")
+    straight, whole = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--set", "storage=./straight")
+    begun, _ = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--max-segments", "1")
+    resumed, cut = command(tmp_path, "baton.flows.without_prefect", "run.yaml")
     assert (straight, begun, resumed) == (1, 1, 1)
     results = [json.loads(printed.splitlines()[-1]) for printed in (whole, cut)]
     assert results[0]["step"] == results[1]["step"] == 15
     assert results[0]["state_digest"] == results[1]["state_digest"]
-    if run == "plain":
-        baton = "flows.commands.main"
-        exported, _ = command(tmp_path, baton, "export", "run.yaml", "--format", "keras", "--to", "model.keras")
-        examined, printed = command(tmp_path, baton, "doctor", "run.yaml")
-        assert (exported, examined) == (1, 1)
-        assert printed.count("Total params") == 1

@@ -8,15 +8,18 @@ from tests.end_to_end.cloud_chaos import RATES, play_all
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.nightly) for first in (25, 50, 75))])
-def test_nothing_is_lost_doubled_or_wrong(first: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(0, 10), *(pytest.param(first, 25, marks=pytest.mark.nightly) for first in (0, 25, 50, 75))],
+)
+def test_nothing_is_lost_doubled_or_wrong(first: int, count: int) -> None:
     lines: list[str] = []
-    outcomes = play_all(range(first, first + 25), lines.append)
-    assert len(outcomes) == 25
+    outcomes = play_all(range(first, first + count), lines.append)
+    assert len(outcomes) == count
     assert not lines, "\n".join(lines)
     faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
     assert faults.keys() == RATES.keys(), "a kind of fault never happened"
     ends = sum((outcome.ends for outcome in outcomes), Counter[str]())
-    assert ends["Died"] > 15
-    assert ends["StaleWriter"] > 10
-    assert sum(outcome.in_flight for outcome in outcomes) > 5
+    assert ends["Died"] > 0.6 * count
+    assert ends["StaleWriter"] > 0.4 * count
+    assert sum(outcome.in_flight for outcome in outcomes) > 0.2 * count

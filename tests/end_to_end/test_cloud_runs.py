@@ -87,7 +87,7 @@ def _assert_commands_read_the_home(cloud: FakeGcs, home: Path) -> None:
     """Assert that status, verify and list need only the address, and that status does not import TensorFlow."""
     address = "gs://bucket/team/runs/digits-cnn"
     ask = (
-        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
+        "import sys; from baton.flows.commands.main import main; code = main(sys.argv[1:]); "
         "sys.stderr.write(str('tensorflow' in sys.modules)); sys.exit(code)"
     )
 

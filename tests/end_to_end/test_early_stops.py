@@ -47,11 +47,18 @@ PHASES: dict[str, Callable[[subprocess.Popen[bytes], Path], bool]] = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "sigint"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        ("server-started", signal.SIGTERM),
+        ("tensorflow-imports", signal.SIGINT),
+        pytest.param("server-started", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("tensorflow-imports", signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_stop_during_the_start_exits_3(phase: str, number: signal.Signals, tmp_path: Path) -> None:
     home = tmp_path / "prefect"
-    command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file("digits"))]
+    command = [sys.executable, "-m", "baton.flows.commands.main", "run", str(run_file("digits"))]
     command += settings("digits", tmp_path / "runs")
     environment = environment_with(home)
     # A new session: the signal goes to the command only, and /proc shows its environment.

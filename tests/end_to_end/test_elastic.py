@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.log_entry import Change, Commit
-from tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.log_entry import Change, Commit
+from baton.tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.lab import Lab, in_fresh_process, keep_trainer, restored, spec_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -46,7 +46,7 @@ def as_json(parts: dict[str, list[Any]]) -> dict[str, Any]:
 
 def in_memory(lab: Lab, spec: RunSpec, ref: Any) -> dict[str, Any]:
     """Return the restored state, with the values and seeds of each replica, and the metrics of all replicas."""
-    from tasks.foundation.model.metrics import take_metrics
+    from baton.tasks.foundation.model.metrics import take_metrics
 
     state = restored(lab, spec, ref)
     held = {leaf.path: [part.numpy().tolist() for part in leaf.components] for leaf in state.leaves}

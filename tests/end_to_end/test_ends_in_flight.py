@@ -4,28 +4,30 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from flows.runner import InProcess
-from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind, StopReason
-from tasks.foundation.contracts.stage_calls import EvaluateCall
-from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.foundation.telemetry.events import Event, Training
+from baton.flows.runner import InProcess
+from baton.tasks.foundation.checkpoint.verify import find_damage
+from baton.tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind
+from baton.tasks.foundation.contracts.stage_calls import EvaluateCall
+from baton.tasks.foundation.machine.stops import PROCESS_STOP
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.telemetry.events import Event, Training
 from tests.support.homes import entries_of
 from tests.support.lab import Lab, lab_of
 from tests.support.sigterm_raises import sigterm_raises
 from tests.support.watched_relay import (
     LONGEST_SECONDS,
+    STRAIGHT,
     HeldSave,
     InLine,
     assert_same_run,
     command,
     committed,
+    compared_lab,
     home_of,
     run_of,
 )
@@ -76,36 +78,39 @@ class GoneError(BaseException):
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.relay.leaves_time", lambda _: False)
+    monkeypatch.setattr("baton.flows.relay.leaves_time", lambda _: False)
     PROCESS_STATE.forget()
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return compared_lab(tmp_path_factory.mktemp("lab"))
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path)
+def lab(compared: Lab) -> Lab:
+    """All tests share the storage; their runs have names of their own."""
+    return Lab(compared.root)
 
 
 def assert_nothing_trained_is_lost(lab: Lab, held: HeldSave, name: str) -> None:
     """Everything that was trained is committed, and the run continues to the same end."""
-    spec, straight = run_of(name), run_of("straight")
+    spec = run_of(name)
     assert held.acted
     assert committed(lab, spec)[-1] == held.latest >= held.trained_to > 6
     assert 6 in committed(lab, spec)
     command(lab, spec)
-    PROCESS_STATE.forget()
-    command(lab, straight)
-    assert_same_run(lab, spec, straight)
+    assert_same_run(lab, spec, STRAIGHT)
 
 
-@pytest.mark.parametrize("reason", [reason for reason in get_args(StopReason) if reason.startswith(("s", "t", "p"))])
-def test_stop_lands_the_save_and_commits_what_came_since(lab: Lab, reason: StopReason) -> None:
+def test_stop_lands_the_save_and_commits_what_came_since(lab: Lab) -> None:
     def stop() -> None:
         assert PROCESS_STOP.current is not None
-        PROCESS_STOP.current.request_stop(reason)
+        PROCESS_STOP.current.request_stop("preempted")
 
     held = HeldSave(6, stop)
     result = command(lab, run_of("stopped"), held=held)
-    assert result.exit_reason == reason
+    assert result.exit_reason == "preempted"
     assert_nothing_trained_is_lost(lab, held, "stopped")
 
 
@@ -228,25 +233,10 @@ class EvaluatesElsewhere(InProcess):
 
 
 def test_evaluation_elsewhere_gets_a_committed_checkpoint(lab: Lab) -> None:
-    spec, straight = run_of("elsewhere", evaluate__every_steps=6), run_of("straight")
+    spec = run_of("elsewhere", evaluate__every_steps=6)
     runner = EvaluatesElsewhere()
     result = command(lab, spec, held=HeldSave(6), runner=runner)
     assert runner.steps == [6, 12]
-    PROCESS_STATE.forget()
-    assert result.state_digest == command(lab, straight).state_digest
-
-
-def test_evaluation_in_memory_is_logged_after_its_commit(lab: Lab) -> None:
-    spec, in_line = run_of("beside", evaluate__every_steps=6), run_of("in-line", evaluate__every_steps=6)
-    held = HeldSave(6)
-    command(lab, spec, held=held)
-    assert held.trained_to > 6
-    PROCESS_STATE.forget()
-    command(lab, in_line, runner=InLine())
-    assert_same_run(lab, spec, in_line)
-    evaluations = [
-        [(body.checkpoint.step, body.metrics) for body in bodies if isinstance(body, Evaluation)]
-        for bodies in ([entry.body for entry in entries_of(home_of(lab, each))] for each in (spec, in_line))
-    ]
-    assert evaluations[0] == evaluations[1]
-    assert [step for step, _ in evaluations[0]] == [6, 12]
+    tip = lab.log(STRAIGHT).require_head().tip
+    assert tip is not None
+    assert result.state_digest == tip.state_digest

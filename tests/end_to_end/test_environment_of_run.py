@@ -1,8 +1,7 @@
-"""What decides bits besides the run file: Keras's configuration is kept, the rest is recorded, and changes are said."""
+"""What decides bits besides the run file: Keras's configuration is kept, debugging modes are off, and both are said."""
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,92 +14,22 @@ from tests.support.lab import Lab, lab_of, spec_of
 
 pytestmark = pytest.mark.slow
 
-WITH_EPSILON = """
-class AddEpsilon(keras.layers.Layer):
-    def call(self, x):
-        return x + 100 * keras.config.epsilon()
-
-
-def build():
-    model = keras.Sequential([keras.Input((6,)), AddEpsilon(), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-"""
-OWN = {"epsilon": 1e-3, "floatx": "float32", "image_data_format": "channels_last", "backend": "tensorflow"}
-OF_ANOTHER_PROJECT = {"epsilon": 1e-7, "floatx": "float64", "image_data_format": "channels_first", "backend": "jax"}
-CHANGED = "the environment changed, so the bits may differ"
-
-
-def run_file(lab: Lab, storage: Path, **changes: Any) -> Path:
-    spec = spec_of("build", run="any", train__segment_steps=4, storage=str(storage), **changes)
-    file = lab.code / "run.yaml"
-    file.write_text(spec.model_dump_json(exclude_defaults=True), encoding="utf-8")
-    return file
-
-
-def trained(file: Path, name: str, *words: str, **variables: str) -> tuple[dict[str, Any], str]:
-    """Train in a process with these environment variables; the result and what the console showed."""
-    command = [sys.executable, "-P", "-m", "flows.without_prefect", str(file), "--set", f"run={name}", *words]
-    environment = {**os.environ, **variables}
-    done = forked.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode in {0, 3}, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found, done.stderr
-
-
-def keras_home(folder: Path, config: dict[str, Any]) -> str:
-    folder.mkdir()
-    (folder / "keras.json").write_text(json.dumps(config), encoding="utf-8")
-    return str(folder)
-
-
-def test_run_keeps_its_keras_config_and_names_what_changed(tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, WITH_EPSILON)
-    file = run_file(lab, tmp_path / "runs")
-    own = keras_home(tmp_path / "own", OWN)
-    others = {"KERAS_HOME": keras_home(tmp_path / "others", OF_ANOTHER_PROJECT), "KERAS_BACKEND": "torch"}
-    isa = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
-    until = ("--until-step", "8")
-    straight, _ = trained(file, "straight", *until, KERAS_HOME=own, **isa)
-
-    trained(file, "cut", "--max-segments", "1", KERAS_HOME=own, **isa)
-    recorded = entries_of(tmp_path / "runs" / "cut")[0].head.environment
-    assert recorded.keras is not None
-    assert recorded.keras.model_dump() == {key: OWN[key] for key in ("epsilon", "floatx", "image_data_format")}
-    assert recorded.variables is not None
-    assert recorded.variables["ONEDNN_MAX_CPU_ISA"] == "SSE41"
-    continued, console = trained(file, "cut", *until, **others, **isa)
-    assert continued["state_digest"] == straight["state_digest"]
-    assert CHANGED not in console
-    assert "KERAS_BACKEND = torch is ignored: Baton trains with Keras's backend tensorflow" in console
-
-    # Without the variable oneDNN may choose other kernels, which Baton cannot undo.
-    _, console = trained(file, "cut", **others)
-    assert f"{CHANGED} from an uninterrupted run: ONEDNN_MAX_CPU_ISA: SSE41 -> none\n" in console
-
-    program = """
-import sys
-from flows.api import Run
-model = Run(sys.argv[1]).model()
-import keras
-print(keras.config.backend(), keras.config.epsilon(), keras.config.floatx(), model.layers[-1].kernel.dtype)
-"""
-    command = [sys.executable, "-c", program, str(tmp_path / "runs" / "cut")]
-    done = subprocess.run(command, env={**os.environ, **others}, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["tensorflow", "0.001", "float32", "float32"], done.stderr[-2000:]
-
-
-DEBUGGING = """
+MODEL = """
 import os
 
 if "BATON_TEST_DEBUGGED" in os.environ:
     tf.config.run_functions_eagerly(True)
 
 
+class AddEpsilon(keras.layers.Layer):
+    def call(self, x):
+        return x + 100 * keras.config.epsilon()
+
+
 def build():
     if "BATON_TEST_DEBUGGED" in os.environ:
         tf.debugging.enable_check_numerics()
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((6,)), AddEpsilon(), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 """
@@ -112,20 +41,49 @@ import tensorflow as tf
 if "BATON_TEST_DEBUGGED" in os.environ:
     tf.data.experimental.enable_debug_mode()
 """
+OWN = {"epsilon": 1e-7, "floatx": "float32", "image_data_format": "channels_last"}
+OF_ANOTHER_PROJECT = {"epsilon": 1e-3, "floatx": "float64", "image_data_format": "channels_first", "backend": "jax"}
+# Decides bits, and is recorded.
+XLA = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=0"}
 
 
-def test_debugging_modes_are_off_and_said(tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, DEBUGGING)
+def trained(lab: Lab, name: str, *words: str, **variables: str) -> tuple[dict[str, Any], str]:
+    """Train in a process with these environment variables; the result and what the console showed."""
+    spec = spec_of("build", run=name, train__segment_steps=4, train__steps=8, storage=str(lab.root / "runs"))
+    file = lab.code / "run.yaml"
+    file.write_text(spec.model_dump_json(exclude_defaults=True), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "baton.flows.without_prefect", str(file), *words]
+    environment = {**os.environ, **XLA, **variables}
+    done = forked.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode in {0, 3}, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found, done.stderr
+
+
+def test_debugging_modes_and_another_keras_config_change_no_bit(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
     with (lab.code / "data.py").open("a", encoding="utf-8") as data:
         data.write(DEBUGGED_DATA)
-    file = run_file(lab, tmp_path / "runs", train__steps=4)
-    plain, console = trained(file, "plain")
+    straight, console = trained(lab, "straight")
     assert "switched on" not in console
-    debugged, console = trained(file, "debugged", BATON_TEST_DEBUGGED="1")
-    assert debugged["state_digest"] == plain["state_digest"]
+
+    _, console = trained(lab, "cut", "--max-segments", "1", BATON_TEST_DEBUGGED="1")
     for where, call in (
         ("model.py", "tf.config.run_functions_eagerly(True)"),
         ("model.py:build", "tf.debugging.enable_check_numerics()"),
         ("data.py", "tf.data.experimental.enable_debug_mode()"),
     ):
         assert f"warning: {where} switched on {call}, which would change" in console
+    recorded = entries_of(tmp_path / "runs" / "cut")[0].head.environment
+    assert recorded.keras is not None
+    assert recorded.keras.model_dump() == OWN
+    assert recorded.variables is not None
+    assert recorded.variables.items() >= XLA.items()
+
+    others = tmp_path / "keras"
+    others.mkdir()
+    (others / "keras.json").write_text(json.dumps(OF_ANOTHER_PROJECT), encoding="utf-8")
+    continued, console = trained(lab, "cut", KERAS_HOME=str(others), KERAS_BACKEND="torch")
+    assert continued["state_digest"] == straight["state_digest"]
+    assert "the environment changed" not in console
+    assert "KERAS_BACKEND = torch is ignored: Baton trains with Keras's backend tensorflow" in console

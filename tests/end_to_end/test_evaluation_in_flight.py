@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Evaluation
-from tasks.foundation.errors import NonFinite
+from baton.tasks.foundation.contracts.log_entry import Commit, Evaluation
+from baton.tasks.foundation.errors import NonFinite
 from tests.evaluate.test_warm_evaluation import MODEL
 from tests.support.lab import Lab, lab_of, spec_of
 from tests.support.watched_relay import HeldSave, InLine, command

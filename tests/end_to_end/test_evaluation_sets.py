@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.admit import Admitted
-from flows.opened_run import Goal, Run
-from flows.relay import relay
-from flows.result import RelayResult
-from flows.runner import InProcess
-from flows.verification import verify_home
-from tasks.foundation.contracts.identity import accepted_keys
-from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.flows.admit import Admitted
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.relay import relay
+from baton.flows.result import RelayResult
+from baton.flows.runner import InProcess
+from baton.flows.verification import verify_home
+from baton.tasks.foundation.contracts.identity import accepted_keys
+from baton.tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import IdentityChanged
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import flip_a_byte
 from tests.support.homes import entries_of, head_of
@@ -35,23 +35,15 @@ from pathlib import Path
 import keras
 
 
-class Stop(keras.callbacks.Callback):
+class NoteAndStop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
+        with Path(__file__).with_name("seen.txt").open("a") as file:
+            file.write(f"{logs['val_loss']!r}\\n")
         self.model.stop_training = epoch == 1
 
 
 def stopping():
-    return [Stop()]
-
-
-class Note(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        with Path(__file__).with_name("seen.txt").open("a") as file:
-            file.write(f"{logs['val_loss']!r}\\n")
-
-
-def noting():
-    return [Note()]
+    return [NoteAndStop()]
 """
 
 
@@ -154,53 +146,38 @@ def test_kill_before_the_test_evaluation_is_made_up_for_once(straight: tuple[Lab
     assert len(logged_tests(lab, killed)) == 1
 
 
-def test_test_metrics_never_decide_the_best(straight: tuple[Lab, RelayResult]) -> None:
-    (lab, _), untested = straight, spec_with_sets("untested", data__test=None)
-    command(lab, untested)
-    assert_same_run(lab, untested, STRAIGHT)
-    heads = [head_of(home_of(lab, spec)) for spec in (untested, STRAIGHT)]
-    bests = [head.best for head in heads if head is not None]
-    assert len({(best.checkpoint.step, best.value) for best in bests if best is not None}) == 1
-    assert evaluated_in(lab, untested) == evaluated_in(lab, STRAIGHT)
-    assert logged_tests(lab, untested) == []
-
-
-def test_callbacks_never_see_the_test_set(tmp_path: Path) -> None:
+def test_callbacks_get_the_validation_metrics_only(tmp_path: Path) -> None:
+    """Also at the end, where the test set was evaluated before."""
     lab = Lab(tmp_path).copy_of_code("code")
     (lab.code / "callbacks.py").write_text(CALLBACKS)
-    changes = {"train__callbacks": "callbacks.py:stopping"}
-    tested, untested = spec_with_sets("tested", **changes), spec_with_sets("untested", data__test=None, **changes)
-    assert command(lab, tested).exit_reason == "finished_early"
-    command(lab, untested)
-    assert_same_run(lab, tested, untested)
-    assert [step for step, _, _ in logged_tests(lab, tested)] == [8]
-    assert command(lab, tested).exit_reason == "finished_early"
-    assert len(logged_tests(lab, tested)) == 1
-
-
-def test_callbacks_at_the_end_get_the_validation_metrics(tmp_path: Path) -> None:
-    """They get the last evaluation after the test set was evaluated."""
-    lab = Lab(tmp_path).copy_of_code("code")
-    (lab.code / "callbacks.py").write_text(CALLBACKS)
-    spec = spec_with_sets("noted", train__callbacks="callbacks.py:noting", train__steps=8)
-    command(lab, spec)
+    spec = spec_with_sets("tested", train__callbacks="callbacks.py:stopping")
+    for _ in range(2):
+        assert command(lab, spec).exit_reason == "finished_early"
+        ((step, metrics, _),) = logged_tests(lab, spec)
+        assert step == 8
     bodies = [entry.body for entry in entries_of(home_of(lab, spec))]
     wanted = [each.metrics["loss"] for each in bodies if isinstance(each, Evaluation)]
     assert [float(line) for line in (lab.code / "seen.txt").read_text().split()] == wanted
-    assert logged_tests(lab, spec)[0][1]["loss"] not in wanted
+    assert metrics["loss"] not in wanted
 
 
-def test_test_set_may_change_and_the_validation_set_may_not(tmp_path: Path) -> None:
-    lab, spec = Lab(tmp_path), spec_with_sets("changed", test=None, data__test=None)
+def test_test_set_may_change_and_the_validation_set_may_not(straight: tuple[Lab, RelayResult]) -> None:
+    (lab, _), spec = straight, spec_with_sets("changed", data__test=None)
     command(lab, spec)
     assert logged_tests(lab, spec) == []
+    # The test set has decided nothing.
+    assert_same_run(lab, spec, STRAIGHT)
+    heads = [head_of(home_of(lab, each)) for each in (spec, STRAIGHT)]
+    bests = [head.best for head in heads if head is not None]
+    assert len({(best.checkpoint.step, best.value) for best in bests if best is not None}) == 1
+    assert evaluated_in(lab, spec) == evaluated_in(lab, STRAIGHT)
     added = spec_with_sets("changed", test=own(5))
     command(lab, added)  # a test set that is named later is still evaluated
     assert [(step, examples) for step, _, examples in logged_tests(lab, added)] == [(12, 5)]
     other = spec_with_sets("changed", test=own(5), data__validation=own(9), train__steps=16)
     with pytest.raises(IdentityChanged, match=r"data.validation: "):
         command(lab, other)
-    run = Run.of(other, lab.code, root=lab.storage)
+    run = OpenedRun.of(other, lab.code, root=lab.storage)
     accepted = Admitted(
         run=run, goal=Goal.of(other), accept=accepted_keys("validation"), try_again=False, take_over=False,
         head=run.log.head(), notes=(),
@@ -222,26 +199,9 @@ def test_run_without_validation_can_have_a_test_set(tmp_path: Path) -> None:
     result = command(lab, spec)
     assert [(step, examples) for step, _, examples in logged_tests(lab, spec)] == [(4, 13)]
     assert not any(name.startswith("validation_") for name in result.metrics)
-    run = Run.of(spec, lab.code, root=lab.storage)
+    run = OpenedRun.of(spec, lab.code, root=lab.storage)
     assert verify_home(run).damages == []
     test = lab.prepare(spec).own_set("test")
     assert test is not None
     flip_a_byte(next((lab.storage.root / test.folder).glob("*.tfrecord")))
     assert [damage.file.rpartition("/")[0] for damage in verify_home(run).damages] == [test.folder]
-
-
-def test_any_cut_of_a_run_split_by_groups_is_the_same(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    changes: dict[str, Any] = {
-        "data__validation": None,
-        "data__validation_fraction": 0.4,
-        "data__split_by": "y",
-        "train__steps": 8,
-    }
-    straight, cut = spec_with_sets("straight", **changes), spec_with_sets("cut", **changes)
-    command(lab, straight)
-    while command(lab, cut, max_segments=1).stopped:
-        PROCESS_STATE.forget()
-    assert_same_run(lab, cut, straight)
-    assert logged_tests(lab, cut) == logged_tests(lab, straight)
-    assert {examples for _, examples in evaluated_in(lab, cut)} <= {20, 40}  # of three labels, each has 20 examples

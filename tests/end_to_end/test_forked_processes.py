@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.with_prefect.server import set_quiet_defaults
+from baton.flows.with_prefect.server import set_quiet_defaults
 from tests.support import forked
 
 PRINT_STATE = """
@@ -83,7 +83,8 @@ def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
     # As a command does, whose process starts itself anew.
     assert len({each["hash"] for each in processes}) == 1
     program = (
-        "import sys; from tasks.foundation.machine.processes import hash_seed; print(hash_seed(), sys.orig_argv[3:])"
+        "import sys; from baton.tasks.foundation.machine.processes import hash_seed; "
+        "print(hash_seed(), sys.orig_argv[3:])"
     )
     assert run_code(program, "a").stdout == "0 ['a']\n"
 

@@ -1,18 +1,17 @@
-"""Runs on mixtures of sources: the same bits however they are cut, and refused when the mixture changes."""
+"""Runs on mixtures of sources, refused when the mixture changes. One is killed in test_sources_in_place.py."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.doctor.data_checks import check_data
-from flows.opened_run import RunHome
-from flows.verification import verify_home
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import IdentityChanged
+from baton.flows.doctor.data_checks import check_data
+from baton.flows.opened_run import RunHome
+from baton.flows.verification import verify_home
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import IdentityChanged
 from tests.support.homes import tip_of
-from tests.support.lab import differing, in_fresh_process
 from tests.support.watched_relay import command, home_of
 from tests.train_segment.test_transforms import make_lab
 from tests.train_segment.test_transforms import spec_of as transformed
@@ -34,30 +33,9 @@ def epochs_of(spec: RunSpec, epochs: int) -> RunSpec:
     return RunSpec.model_validate(values)
 
 
-def train(folder: str, replicas: int, exhausted: str, borders: list[int]) -> Any:
-    """Train to the borders, each segment like a new process; returns the digest, the metrics and the tensors."""
-    from tests.support.lab import keep_trainer
-
-    lab, spec = make_lab(Path(folder)), spec_of(replicas, exhausted=exhausted)
-    head = lab.relay(spec, *borders, cold=True)
-    assert head.tip is not None
-    metrics = lab.evaluate(spec, head.tip)
-    keep_trainer()
-    tensors = {key: value[2].hex() for key, value in lab.tensors(spec, head.tip).items()}
-    return {"digest": head.tip.state_digest, "metrics": metrics, "tensors": tensors}
-
-
-def test_cut_mixture_has_the_bits_of_the_straight_one(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"replicas": 2, "exhausted": "drop"}
-    straight = in_fresh_process(train, folder=str(tmp_path / "straight"), borders=[14], **settings)
-    cut = in_fresh_process(train, folder=str(tmp_path / "cut"), borders=[5, 9, 14], **settings)
-    assert cut["digest"] == straight["digest"], differing(cut["tensors"], straight["tensors"])
-    assert cut["metrics"] == straight["metrics"]
-
-
 def test_changed_weights_are_refused_and_can_be_accepted(tmp_path: Path) -> None:
-    from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-    from tasks.init_or_restore.stage import init_or_restore
+    from baton.tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+    from baton.tasks.init_or_restore.stage import init_or_restore
 
     lab, spec = make_lab(tmp_path), spec_of()
     head = lab.begin(spec)

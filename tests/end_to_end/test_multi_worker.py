@@ -1,112 +1,104 @@
-"""Several hosts, as local processes, train one run with one log and the same bits however it is cut."""
+"""Several hosts, as local processes, train one run together, with the same bits whatever interrupts them."""
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit
-from tests.support.homes import commit_count, entries_of, head_of, read_history
-from tests.support.shipped_runs import slow_digits
-from tests.support.watching import attempts_of
+from baton.tasks.foundation.contracts.log_entry import Commit
+from tests.support.homes import entries_of, head_of, read_history, tip_of
+from tests.support.moments import hold_at
 from tests.support.worker_processes import THREADS, Workers
 
 pytestmark = pytest.mark.slow
 
-Read = Callable[[str], Any]
+WHOLE, SHORT = "train.segment_steps=1000", "train.segment_steps=2"
 
 
-def straight(storage: Path, hosts: int, notes: Path, *extra: str) -> Any:
-    workers = Workers(hosts, storage, extra=["train.segment_steps=1000", *extra], notes=notes)
-    chief, *others = workers.finish()
-    for other in others:
-        assert other.result["state_digest"] == chief.result["state_digest"]
-        assert other.result["report"] is None
-    return chief.result
+class Run:
+    """The digits, trained on several hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(
+        self, name: str, *extra: str, hosts: int = 2, env: Mapping[int, Mapping[str, str]] | None = None
+    ) -> Workers:
+        """Start all hosts; `env` are more environment variables, by host."""
+        storage = self.folder / name
+        return Workers(hosts, storage, extra=extra, notes=self.folder, env=env)
+
+    def straight(self, name: str, hosts: int, *extra: str) -> Any:
+        """The chief's result of a run that nothing interrupts."""
+        chief, *others = self.start(name, WHOLE, *extra, hosts=hosts).finish()
+        for other in others:
+            assert other.result["state_digest"] == chief.result["state_digest"]
+            assert other.result["report"] is None
+        assert_hosts_share_every_batch(Path(chief.result["home"]), hosts)
+        return chief.result
 
 
-def test_two_workers_continue_after_kills_and_stops(
-    train_without_prefect: Callable[..., Any], stored_bytes: Read, tmp_path: Path
+def test_two_hosts_continue_whatever_ends_one_of_them(
+    train_without_prefect: Callable[..., Any], stored_bytes: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    expected = straight(tmp_path / "straight", 2, tmp_path)
-    assert_hosts_share_every_batch(Path(expected["home"]), 2)
-    rows = read_history(expected["home"])
-    short = ["train.segment_steps=2"]
+    run = Run(tmp_path)
+    expected = run.straight("straight", 2)
 
-    # The worker is killed during training: the chief exits with work left and reports the reason.
-    workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
-    chief, other = workers.children
+    kill_worker(run)
+    kill_chief(run)
+    terminate_chief_in_an_evaluation(run)
+    resumed = run.start("cut", SHORT).finish()[0].result
+    assert resumed["state_digest"] == expected["state_digest"]
+    assert stored_bytes(resumed["checkpoint"]) == stored_bytes(expected["checkpoint"])
+    assert read_history(resumed["home"]) == read_history(expected["home"])
+
+    alone = train_without_prefect("digits", tmp_path / "cut", extra=["train.steps=63", *THREADS])
+    assert alone.result["step"] == 63
+    assert "replicas: 2 -> 1" in alone.stderr
+
+
+def kill_worker(run: Run) -> None:
+    """The chief exits with work left and reports the reason."""
+    chief, other = run.start("cut", SHORT).children
     assert chief.until_commits(3)
     assert other.kill()
     left = chief.finish(3)
     assert "another of the 2 workers is gone (UnavailableError)" in left.stderr
     assert "run the same command again on all of them" in left.stderr
-    # The chief is killed: the worker does the same.
-    workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
+
+
+def kill_chief(run: Run) -> None:
+    """The worker exits as well."""
+    workers = run.start("cut", SHORT)
     chief, other = workers.children
     done = head_of(workers.home)
     assert done is not None
     assert chief.until_commits(done.commits + 2)
     assert chief.kill()
     assert "another of the 2 workers is gone" in other.finish(3).stderr
-    # All start again and reach the result of the straight run.
-    resumed = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path).finish()[0].result
-    assert resumed["state_digest"] == expected["state_digest"]
-    assert stored_bytes(resumed["checkpoint"]) == stored_bytes(expected["checkpoint"])
-    assert read_history(resumed["home"]) == rows
-
-    # The worker gets SIGTERM: both stop at the same step, with a commit.
-    longer = ["train.steps=100000", "train.segment_steps=50000", "evaluate.every_steps=50000"]
-    workers = Workers(2, tmp_path / "cut", extra=longer, notes=tmp_path)
-    chief, other = workers.children
-    assert chief.until_printed("/100000  epoch")
-    other.process.send_signal(signal.SIGTERM)
-    stopped = chief.finish(3).result
-    assert other.finish(None).code in {3, -signal.SIGTERM}
-    assert stopped["exit_reason"] == "sigterm"
-    assert stopped["step"] > 60
-    # A single process continues with the same state.
-    until = str(stopped["step"] + 3)
-    alone = train_without_prefect("digits", tmp_path / "cut", "--until-step", until, extra=[*longer, *THREADS])
-    assert alone.result["step"] == stopped["step"] + 3
-    assert "replicas: 2 -> 1" in alone.stderr
 
 
-_SLOW_EVALUATION = """
-import tensorflow as tf
-
-
-def slowly(example, *, seed):
-    x, y = example
-    ones = tf.linalg.diag(tf.ones(300) + 0 * x[0, 0, 0])
-    _, ones = tf.while_loop(lambda i, m: i < 12, lambda i, m: (i + 1, m @ m), [0, ones])
-    return x * ones[0, 0], y
-"""
-
-
-def test_sigterm_in_an_evaluation_stops_all_hosts(tmp_path: Path) -> None:
+def terminate_chief_in_an_evaluation(run: Run) -> None:
     """The others learn of it at the next agreement; a chief that left at once would look lost to them."""
-    file = slow_digits(tmp_path / "run")
-    (tmp_path / "run" / "slow.py").write_text(_SLOW_EVALUATION, encoding="utf-8")
-    extra = ["train.steps=100000", "train.segment_steps=5", "evaluate.every_steps=5", "stop.grace_seconds=300"]
-    extra.append("data.validation_transform=slow.py:slowly")
-    workers = Workers(2, tmp_path / "runs", extra=extra, notes=tmp_path, file=file)
+    held = run.folder / "held-evaluation"
+    workers = run.start("cut", WHOLE, env={0: hold_at("evaluation", "before", 1, held)})
     chief, _ = workers.children
-    assert chief.until(lambda: commit_count(workers.home) > 1 and attempts_of(workers.home)[-1].doing == "evaluate")
+    assert chief.until(held.exists)
     chief.process.send_signal(signal.SIGTERM)
+    held.unlink()
     stopped, other = workers.finish(3)
     assert stopped.stderr.endswith("stopped: sigterm\n")
     assert "error: " not in other.stderr
     assert other.result["exit_reason"] == "sigterm"
+    assert tip_of(workers.home).step == 25
 
 
 @pytest.mark.nightly
-def test_three_workers_share_every_batch(tmp_path: Path) -> None:
-    result = straight(tmp_path / "three", 3, tmp_path, "train.global_batch_size=96")
-    assert_hosts_share_every_batch(Path(result["home"]), 3)
+def test_three_hosts_share_every_batch(tmp_path: Path) -> None:
+    Run(tmp_path).straight("three", 3, "train.global_batch_size=96")
 
 
 def assert_hosts_share_every_batch(home: Path, hosts: int) -> None:

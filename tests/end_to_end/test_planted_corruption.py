@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.with_prefect.run_flows import audit as audit_flow
+from baton.flows.with_prefect.run_flows import audit as audit_flow
 from tests.end_to_end.test_audit import DATA, audit, files_of, python
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
@@ -64,15 +64,18 @@ def test_flipped_bit_is_found_at_its_commit(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / name).write_text(text)
 
     (tmp_path / "flip").touch()
-    code, _, stderr = python(tmp_path, "flows.without_prefect", "run.yaml")
+    code, _, stderr = python(tmp_path, "baton.flows.without_prefect", "run.yaml")
     assert code == 0, stderr
     (tmp_path / "flip").unlink()
     before = files_of(tmp_path / "runs")
 
-    # Step 6 was committed, but is neither retained nor a segment's border any more. Here another run file is named.
-    (tmp_path / "run.yaml").write_text(RUN.replace("segment_steps: 2", "segment_steps: 4"))
-    code, facts = audit(tmp_path, "--last", address="runs/tiny", more=("--run-file", "run.yaml"))
+    # The home alone is enough. Step 6 was committed, but is not retained any more.
+    for name in ("model.py", "data.py", "run.yaml"):
+        (tmp_path / name).unlink()
+    code, facts = audit(tmp_path, "--last", address="runs/tiny")
+    assert facts["run_file"] == "run.yaml"
     (found,) = facts["stretches"]
+    assert found["environment"] == []
     assert (code, found["start"], found["end"], found["compared"], found["commits"]) == (4, 4, 8, 2, 2)
     assert (found["first_differing_step"], found["second_agrees_with"]) == (6, "first")
     first = found["first_difference"]
@@ -80,7 +83,9 @@ def test_flipped_bit_is_found_at_its_commit(tmp_path: Path, monkeypatch: pytest.
     after = files_of(tmp_path / "runs")
     assert {name: data for name, data in after.items() if "/audits/" not in name} == before
 
-    # A log that was written with another version: the flow fails, and names the version first.
+    # A log that was written with another version: the flow fails, and names the version first. Step 6 is no border now.
+    for name, text in (("model.py", MODEL), ("data.py", DATA), ("run.yaml", RUN.replace("steps: 2", "steps: 4"))):
+        (tmp_path / name).write_text(text)
     entries = sorted((tmp_path / "runs/tiny/log").glob("0*.json"))
     for entry in entries:
         facts = json.loads(entry.read_bytes())

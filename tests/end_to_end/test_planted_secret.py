@@ -3,7 +3,6 @@
 Only the user's run file has it. Real processes work, fail and share what they made.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton.flows.commands.main import main
 from tests.support.checkout import CHECKOUT
+from tests.support.prefect_server import environment_with, running_server
 
 SECRET = "hunter2"  # noqa: S105 - the one that must not appear
 ADDRESS = f"https://me:{SECRET}/with blank@data.example.org/x?sig={SECRET}"
@@ -49,35 +50,36 @@ RUN = {
     "metadata": {"data": ADDRESS, "api_key": SECRET},
 }
 FAILS = ["--set", "data.options.fails=true", "--set", "run=failing"]
-BATON, BARE = ("-m", "flows.commands.main"), ("-m", "flows.without_prefect")
-COMMANDS: list[tuple[tuple[str, ...], list[str], int]] = [
-    (BATON, ["run", "run.yaml"], 0),
-    (BATON, ["run", "run.yaml", *FAILS], 2),
-    (BARE, ["run.yaml", *FAILS], 2),
-    (BATON, ["fork", "runs/digits", "--as", "forked"], 0),
-    (BATON, ["report", "runs/digits", "--places"], 0),
-    (BATON, ["export", "runs/digits", "--to", "out.keras", "--format", "keras"], 2),  # the home has no secret
+# Those that train are processes with one Prefect server; it has the failed flow run too.
+TRAINED: list[tuple[list[str], int]] = [(["run", "run.yaml"], 0), (["run", "run.yaml", *FAILS], 2)]
+SHARED: list[tuple[list[str], int]] = [
+    (["fork", "runs/digits", "--as", "forked"], 0),
+    (["report", "runs/digits", "--places"], 0),
+    (["export", "runs/digits", "--to", "out.keras", "--format", "keras"], 2),  # the home has no secret
 ]
 
 
 @pytest.mark.slow
-def test_no_file_and_no_output_has_the_secret(tmp_path: Path) -> None:
+def test_no_file_and_no_output_has_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     for name, text in {"run.yaml": yaml.safe_dump(RUN), "model.py": MODEL, "data.py": DATA}.items():
         (tmp_path / name).write_text(text)
-    homes = {"PREFECT_HOME": str(tmp_path / "prefect"), "HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
-    for program, words, code in COMMANDS:
-        done = subprocess.run(
-            [sys.executable, *program, *words],
-            cwd=tmp_path,
-            env={**os.environ, **homes},
-            capture_output=True,
-            check=False,
-        )
-        printed = done.stdout + done.stderr
-        assert done.returncode == code, printed.decode()
+    (tmp_path / "prefect").mkdir()
+    with running_server(tmp_path / "prefect") as url:
+        homes = {"HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+        environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url, **homes)
+        for words, code in TRAINED:
+            program = [sys.executable, "-m", "baton.flows.commands.main", *words]
+            done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, check=False)
+            assert done.returncode == code, (done.stdout + done.stderr).decode()
+            assert SECRET.encode() not in done.stdout + done.stderr, f"{words}: {(done.stdout + done.stderr).decode()}"
+    assert b"https://***@data.example.org/x?sig=*** refused {'password': ***}" in done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    for words, code in SHARED:
+        assert main(words) == code
+        printed = b"".join(capfdbinary.readouterr())
         assert SECRET.encode() not in printed, f"{words}: {printed.decode()}"
-        if "--set" in words:
-            assert b"https://***@data.example.org/x?sig=*** refused {'password': ***}" in printed
     assert list(tmp_path.glob("prefect/*.db*"))
     with_secret = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert with_secret == [tmp_path / "run.yaml"]

@@ -1,4 +1,7 @@
-"""What Prefect's UI shows of a run, and a run whose Prefect server is killed."""
+"""What Prefect's UI shows of a run, which has the bits of one without Prefect; and a run whose server is killed.
+
+One server is for all tests of this file. The last one kills it.
+"""
 
 import base64
 import json
@@ -7,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,18 @@ from typing import Any
 import pytest
 
 from tests.support import forked
-from tests.support.homes import entries_of, head_of
-from tests.support.prefect_server import Server, baton, ended_task_runs, environment_with, graph, post, serving
-from tests.support.shipped_runs import run_file, settings
+from tests.support.homes import entries_of, head_of, tip_of
+from tests.support.prefect_server import (
+    Server,
+    baton,
+    ended_task_runs,
+    environment_with,
+    graph,
+    post,
+    serving,
+    train_runs,
+)
+from tests.support.shipped_runs import SLOW, run_file, settings, slow_digits
 from tests.support.watching import commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
@@ -29,7 +41,7 @@ CHROMIUM = (
     "--enable-logging=stderr", "--virtual-time-budget=15000", "--dump-dom",
 )  # fmt: skip
 
-CHARTS = ["loss", "accuracy", "learning rate", "throughput of each segment"]
+CHARTS = ["loss", "accuracy", "learning rate of the next step", "throughput of each segment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,33 +50,60 @@ class RecordedRun:
 
     url: str
     home: Path
+    printed: list[dict[str, Any]]  # by the two commands, with --json
     flow_runs: list[dict[str, Any]]
     artifacts: dict[str, dict[str, Any]]  # of the second flow run, by key
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRun]:
-    """Train a run in two flow runs on a new server, and read what the server has recorded."""
-    folder = tmp_path_factory.mktemp("prefect-ui")
-    with serving(Server(folder, PREFECT_UI_ENABLED="true")) as url:
-        environment = environment_with(folder / "prefect", PREFECT_API_URL=url)
-        extra = ["train.segment_steps=30", "evaluate.every_steps=30"]
-        words = ["run", str(run_file("digits")), *settings("digits", folder / "runs", extra=extra)]
-        first = baton(environment, *words, "--max-segments", "1")
-        assert first.returncode == 3, first.stderr
-        second = baton(environment, *words)
-        assert second.returncode == 0, second.stderr
-        flow_runs = post(url, "flow_runs/filter", {"sort": "START_TIME_ASC"})
-        newest = {"flow_runs": {"id": {"any_": [flow_runs[-1]["id"]]}}}
-        artifacts = post(url, "artifacts/filter", newest)
-        assert len({artifact["key"] for artifact in artifacts}) == len(artifacts)
-        assert all(re.match("digits-cnn-[0-9a-f]{6}-", artifact["key"]) for artifact in artifacts)
-        yield RecordedRun(
-            url=url,
-            home=folder / "runs" / "digits-cnn",
-            flow_runs=flow_runs,
-            artifacts={artifact["key"].rpartition("-")[2]: artifact for artifact in artifacts},
-        )
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of this file, with its pages."""
+    server = Server(tmp_path_factory.mktemp("prefect-ui"), PREFECT_UI_ENABLED="true")
+    with serving(server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recorded(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """Train a run in two flow runs, and read what the server has recorded."""
+    folder, url = tmp_path_factory.mktemp("recorded"), prefect_server.url
+    environment = environment_with(folder / "prefect", PREFECT_API_URL=url)
+    extra = ["train.segment_steps=30", "evaluate.every_steps=30"]
+    words = ["run", str(run_file("digits")), *settings("digits", folder / "runs", extra=extra), "--json"]
+    commands = [baton(environment, *words, "--max-segments", "1"), baton(environment, *words)]
+    assert [done.returncode for done in commands] == [3, 0], commands
+    flow_runs = train_runs(url, folder)[::-1]
+    newest = {"flow_runs": {"id": {"any_": [flow_runs[-1]["id"]]}}}
+    artifacts = post(url, "artifacts/filter", newest)
+    assert len({artifact["key"] for artifact in artifacts}) == len(artifacts)
+    assert all(re.match("digits-cnn-[0-9a-f]{6}-", artifact["key"]) for artifact in artifacts)
+    return RecordedRun(
+        url=url,
+        home=folder / "runs" / "digits-cnn",
+        printed=[json.loads(done.stdout.splitlines()[-1]) for done in commands],
+        flow_runs=flow_runs,
+        artifacts={artifact["key"].rpartition("-")[2]: artifact for artifact in artifacts},
+    )
+
+
+def test_run_without_a_server_has_the_same_bytes_and_one_note(
+    recorded: RecordedRun, stored_bytes: Callable[[str], Any], tmp_path: Path
+) -> None:
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL="http://127.0.0.1:9/api")
+    words = settings("digits", tmp_path / "runs", extra=["train.segment_steps=1000"])
+    done = baton(environment, "run", str(run_file("digits")), *words)
+    assert done.returncode == 0, done.stderr
+    (note,) = [line for line in done.stdout.splitlines() if "Prefect" in line and "starting Prefect" not in line]
+    assert "this run is not recorded in Prefect: " in note
+    assert "no Prefect server responds there (ConnectError" in note
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Done: digits-cnn is at step 60 of 60" in done.stdout
+    home = tmp_path / "runs" / "digits-cnn"
+    first, second = recorded.printed
+    assert (first["exit_reason"], second["exit_reason"]) == ("max_segments", "complete")
+    assert {"run", "home", "step", "checkpoint", "state_digest", "segments", "metrics"} <= second.keys()
+    assert second["state_digest"] == tip_of(home).state_digest
+    assert stored_bytes(second["checkpoint"]) == stored_bytes(f"{home}/{tip_of(home).path}")
 
 
 def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
@@ -96,6 +135,32 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
         "evaluate step 60": ["train-segment to step 60"],
     }
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
+    logs = post(recorded.url, "logs/filter", {"logs": {"flow_run_id": {"any_": [second["id"]]}}, "limit": 200})
+    for words in ("step 60 committed", "evaluated on"):
+        assert any(words in log["message"] for log in logs)
+
+
+def test_commit_beside_the_training_is_a_task_run_of_its_own(prefect_server: Server, tmp_path: Path) -> None:
+    url = prefect_server.url
+    command = [sys.executable, "-m", "tests.support.call_function", "tests.support.recorded_stages", "run_beside", "{}"]
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
+    done = forked.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    flow_run = json.loads(done.stdout.splitlines()[-1].removeprefix("result: "))
+    recorded = ended_task_runs(url, [{"id": flow_run}], 3)
+    first, commit, second = sorted(recorded, key=lambda run: str(run["start_time"]))
+    names = [run["name"].split()[0] for run in (first, commit, second)]
+    assert names == ["train-segment", "checkpoint", "train-segment"]
+    assert first["start_time"] <= commit["start_time"] <= second["start_time"] <= commit["end_time"]
+    assert {tuple(run["tags"]) for run in recorded} == {("baton",)}
+    logs: list[dict[str, Any]] = []
+
+    def logged() -> bool:
+        logs[:] = post(url, "logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
+        return any(log["message"] == "trained" for log in logs)
+
+    wait_until(logged)
+    assert [log["task_run_id"] for log in logs if log["message"] == "trained"] == [second["id"]]
 
 
 def test_a_commit_is_an_event_of_its_flow_run(recorded: RecordedRun) -> None:
@@ -133,9 +198,6 @@ def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     assert all(base64.b64decode(data).startswith(b'<svg xmlns="http://www.w3.org/2000/svg"') for _, data in pictures)
     report = recorded.artifacts["report"]["data"]
     assert f"`{recorded.home}/report/index.html`" in report
-    assert "| step | training | validation |\n| --- | --- | --- |\n| 60 | loss " in report
-    assert [name for name, _ in re.findall(r"!\[(.*?)\]\((.*?)\)", report)] == [name for name, _ in pictures]
-    assert report.count("| segment end |") == 2
 
 
 def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> None:
@@ -162,16 +224,10 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
     assert captions == [*CHARTS, "processors in use", "memory in use, GB"]
     assert report.count("<svg") == len(captions)
     root = recorded.url.removesuffix("/api")
-    flow_run = page(f"{root}/runs/flow-run/{recorded.flow_runs[-1]['id']}")
-    assert "digits-cnn" in flow_run
-    assert "run:digits-cnn" in flow_run
-    assert "Completed" in flow_run
     for ui in (root, f"{root}/v2"):  # both clean the Markdown that they show
         curves = page(f"{ui}/artifacts/artifact/{recorded.artifacts['curves']['id']}")
         assert recorded.artifacts["curves"]["key"] in curves
         assert curves.count('src="data:picture"') == len(CHARTS)
-    keys = page(f"{root}/artifacts")
-    assert all(artifact["key"] in keys for artifact in recorded.artifacts.values())
 
 
 def recorded_tasks(url: str) -> set[str]:
@@ -180,34 +236,34 @@ def recorded_tasks(url: str) -> set[str]:
     return {task["name"].split()[0] for task in post(url, "task_runs/filter", running)}
 
 
-def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
+def test_run_survives_a_killed_prefect_server(prefect_server: Server, tmp_path: Path) -> None:
+    """The last test of this file: it kills the server of the others."""
     home = tmp_path / "runs" / "digits-cnn"
-    extra = ["train.steps=6000", "train.segment_steps=2000", "evaluate.every_steps=2000"]
-    command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file("digits"))]
+    extra = [*SLOW, "train.steps=3000", "train.segment_steps=1000", "evaluate.every_steps=1000"]
+    command = [sys.executable, "-m", "baton.flows.commands.main", "run", str(slow_digits(tmp_path / "slow"))]
     command += settings("digits", tmp_path / "runs", extra=extra)
-    server = Server(tmp_path)
-    with serving(server) as url:
-        # By default Prefect's client retries for a minute.
-        environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url, PREFECT_CLIENT_MAX_RETRIES="1")
-        with (tmp_path / "out").open("wb") as out:
-            process = forked.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
-            try:
-                wait_until(lambda: trains(home, 0) and recorded_tasks(url) == {"train-segment"}, process)
-                server.kill()
-                before = commits_of(home)
-                code = process.wait(timeout=400)
-            finally:
-                process.kill()
-                process.wait()
+    url = prefect_server.url
+    # By default Prefect's client retries for a minute.
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url, PREFECT_CLIENT_MAX_RETRIES="1")
+    with (tmp_path / "out").open("wb") as out:
+        process = forked.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            wait_until(lambda: trains(home, 0) and recorded_tasks(url) == {"train-segment"}, process)
+            prefect_server.kill()
+            before = commits_of(home)
+            code = process.wait(timeout=400)
+        finally:
+            process.kill()
+            process.wait()
     output = (tmp_path / "out").read_text()
     assert code == 0, output[-3000:]
-    assert before[-1][0] < 6000
-    assert [step for step, _ in commits_of(home)] == [0, 2000, 4000, 6000]
+    assert before[-1][0] < 3000
+    assert [step for step, _ in commits_of(home)] == [0, 1000, 2000, 3000]
     head = head_of(home)
     assert head is not None
     assert [entry.body.kind for entry in entries_of(home)].count("evaluation") == 3
     assert output.count("Prefect is not responding and does not record what is done") == 1
     assert output.count("the run's artifacts in Prefect are outdated") == 1
     assert "Prefect did not record the result" in output
-    assert "Done: digits-cnn is at step 6000 of 6000" in output
+    assert "Done: digits-cnn is at step 3000 of 3000" in output
     assert (home / "report" / "index.html").is_file()

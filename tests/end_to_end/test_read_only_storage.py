@@ -11,7 +11,7 @@ from tests.support.disks import can_mount, small_disk
 from tests.support.shipped_runs import run_file, settings
 
 RUN_BATON = (
-    "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
+    "import sys; from baton.flows.commands.main import main; code = main(sys.argv[1:]); "
     "print([name for name in ('tensorflow', 'prefect') if name in sys.modules]); sys.exit(code)"
 )
 

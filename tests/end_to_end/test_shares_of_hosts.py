@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # One host notes which files it writes, and later holds another bit in one weight.
 CODE = """
 if "BATON_TEST_WRITTEN" in os.environ:
-    from tasks.foundation.storage.local import LocalStorage
+    from baton.tasks.foundation.storage.local import LocalStorage
 
     write = LocalStorage.write_buffers
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.machine.tpu import tpu_strategy
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.machine.tpu import tpu_strategy
 from tests.end_to_end.chaos import ALWAYS
 from tests.end_to_end.test_elastic import TOLERANCE
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.cloud_runs import copied
+from tests.support.cloud_runs import copied, entries_in
 from tests.support.google_proxy import google_proxy
 from tests.support.homes import log_of, read_history
 from tests.support.lab import in_fresh_process
@@ -106,12 +106,11 @@ class Slices:
     def start(self, name: str, tpu: str, *options: str, extra: Sequence[str] = (), **given: Any) -> Child:
         return self._start(name, *options, extra=["accelerator.kind=tpu", f"accelerator.tpu={tpu}", *extra], **given)
 
-    def start_local(self, name: str, replicas: int, *options: str, extra: Sequence[str] = ()) -> Child:
-        return self._start(name, LOCAL, *options, extra=[f"accelerator.replicas={replicas}", *extra])
+    def start_local(self, name: str, *options: str, extra: Sequence[str] = ()) -> Child:
+        return self._start(name, LOCAL, *options, extra=["accelerator.replicas=4", *extra])
 
-    def local(self, replicas: int, extra: Sequence[str] = ()) -> tuple[Any, ...]:
-        name = f"local-{replicas}"
-        return self._results(name, self.start_local(name, replicas, extra=extra))
+    def local(self, name: str, extra: Sequence[str] = ()) -> tuple[Any, ...]:
+        return self._results(name, self.start_local(name, extra=extra))
 
     def finish(self, name: str, tpu: str, extra: Sequence[str] = ()) -> tuple[Any, ...]:
         return self._results(name, self.start(name, tpu, extra=extra))
@@ -142,30 +141,68 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Slices:
 @pytest.fixture(scope="module")
 def expected(slices: Slices) -> tuple[Any, ...]:
     """The digest at the end, why it ended, the rows, and the evaluations."""
-    found = slices.local(4)
+    found = slices.local("local")
     _, reason, rows, evaluations = found
     assert (reason, len(rows), [step for step, _ in evaluations]) == ("finished_early", 8, [20, 40, 60])
     return found
 
 
-def test_slice_has_the_bits_of_local_replicas(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
-    assert slices.finish("straight", two_hosts.tpu) == expected
-    environment = log_of(slices.home("straight")).require_head().environment
-    assert environment.devices == "tpu, 4 replicas on 2 TensorFlow servers"
+def test_killed_and_moved_run_in_a_bucket_has_the_bits_of_local_replicas(
+    slices: Slices, cloud: FakeGcs, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    """The servers read the bucket themselves; the client waits for one that is missing."""
+    bucket, home = ["storage=gs://bucket/runs"], "runs/digits-cnn/"
+    with google_proxy(cloud.url, tmp_path) as proxy, servers(2, env=proxy.environment) as hosts:
+        client = slices.start("bucket", hosts.tpu, extra=bucket, pause=2)
+        assert client.until(lambda: entries_in(cloud, home) >= 4)
+        assert client.kill()
+
+        shard = next(name for name in cloud.store.names("bucket") if "/train-" in name)
+        intact = cloud.store.bytes("bucket", shard)
+        cloud.store.put("bucket", shard, intact[:-1] + b"x")
+        refused = slices.start("bucket", hosts.tpu, extra=bucket).finish(4)
+        assert f"gs://bucket/{shard} has {len(intact)} bytes and crc32c " in refused.stderr
+        cloud.store.put("bucket", shard, intact)
+
+        slices.start_local("bucket", "--until-step", "45", extra=bucket).finish(0)
+        client = slices.start("bucket", hosts.tpu, extra=bucket, pause=5)
+        assert client.until_printed("started in")
+        hosts.kill(1)
+        assert "AcceleratorLost: the accelerator (tpu, 4 replicas) was lost: " in client.finish(3).stderr
+
+        client = slices.start("bucket", hosts.tpu, extra=[*bucket, "accelerator.connect_seconds=2"])
+        assert f"no TensorFlow server responds at {hosts.addresses[1]} " in client.finish(3).stderr
+        client = slices.start("bucket", hosts.tpu, extra=bucket)
+        assert client.until_printed(f"waiting for the TensorFlow server at {hosts.addresses[1]}, up to 600 s in all")
+        hosts.start(1)  # the other one goes on
+        result = client.finish(0).result
+        assert len({path for path in proxy.downloads if ".tfrecord" in path}) == 7
+        assert hosts.end(1) == RESUMABLE
+    copy = copied(cloud, "runs", tmp_path) / "digits-cnn"
+    assert (result["state_digest"], result["exit_reason"], *read_history(copy)) == expected
+    assert log_of(copy).require_head().environment.devices == "tpu, 4 replicas on 2 TensorFlow servers"
 
 
-def test_killed_client_and_server_change_no_bit(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
-    slices.start("killed", two_hosts.tpu, "--until-step", "10").finish(0)
-    client = slices.start("killed", two_hosts.tpu, pause=2)
-    assert client.until_commits(3)
-    assert client.kill()
-    client = slices.start("killed", two_hosts.tpu, pause=5)
-    assert client.until_printed("started in")
-    two_hosts.kill(1)
-    lost = client.finish(3)
-    assert "AcceleratorLost: the accelerator (tpu, 4 replicas) was lost: " in lost.stderr
-    two_hosts.start(1)  # the other one goes on
-    assert slices.finish("killed", two_hosts.tpu) == expected
+@pytest.mark.nightly
+def test_four_servers_that_are_all_killed_change_no_bit(slices: Slices, expected: tuple[Any, ...]) -> None:
+    with servers(4, cpus=1) as four_hosts:
+        client = slices.start("four", four_hosts.tpu, pause=5)
+        assert client.until_printed("started in")
+        four_hosts.kill_all()
+        assert "AcceleratorLost: the accelerator (tpu, 4 replicas) was lost: " in client.finish(3).stderr
+        four_hosts.start(*range(4))
+        assert slices.finish("four", four_hosts.tpu) == expected
+
+
+@pytest.mark.nightly
+def test_client_of_a_server_that_hangs_exits(slices: Slices, expected: tuple[Any, ...]) -> None:
+    with servers(2) as hosts:
+        client = slices.start("hung", hosts.tpu, extra=["stop.hang_seconds=30"], pause=2)
+        assert client.until_commits(2)
+        hosts.send(1, signal.SIGSTOP)
+        assert " s, from stop.hang_seconds" in client.finish(3).stderr
+        hosts.send(1, signal.SIGCONT)
+        assert slices.finish("hung", hosts.tpu) == expected
 
 
 @pytest.mark.nightly
@@ -201,18 +238,11 @@ def test_kills_at_any_moment_change_no_bit(
     assert slices.finish(name, two_hosts.tpu, ALWAYS) == expected
 
 
-def test_run_moves_between_slice_and_host(slices: Slices, two_hosts: Servers, expected: tuple[Any, ...]) -> None:
-    slices.start("moved", two_hosts.tpu, "--until-step", "23").finish(0)
-    slices.start_local("moved", 4, "--until-step", "45").finish(0)
-    assert slices.finish("moved", two_hosts.tpu) == expected
-
-
-def test_run_moves_to_a_smaller_slice(slices: Slices, two_hosts: Servers) -> None:
+def test_run_on_a_disk_moves_to_a_smaller_slice(slices: Slices, two_hosts: Servers) -> None:
     """Nothing in the model depends on the replicas, so only the order of sums changes."""
     of_six = ["train.global_batch_size=60", "model.build=model.py:independent"]
-    expected = slices.local(6, of_six)
     with servers(3) as three_hosts:
-        assert slices.finish("three", three_hosts.tpu, of_six) == expected
+        expected = slices.finish("three", three_hosts.tpu, of_six)
         slices.start("smaller", three_hosts.tpu, "--until-step", "33", extra=of_six).finish(0)
     moved = slices.start("smaller", two_hosts.tpu, extra=of_six).finish(0)
     assert "6 replicas became 4" in moved.stderr
@@ -221,26 +251,6 @@ def test_run_moves_to_a_smaller_slice(slices: Slices, two_hosts: Servers) -> Non
         assert [step for step, _ in found] == [step for step, _ in straight]
         values, others = ([list(metrics.values()) for _, metrics in each] for each in (found, straight))
         assert np.abs(np.subtract(values, others)).max() < TOLERANCE
-
-
-def test_servers_read_a_bucket_themselves(
-    slices: Slices, cloud: FakeGcs, expected: tuple[Any, ...], tmp_path: Path
-) -> None:
-    bucket = ["storage=gs://bucket/runs"]
-    with google_proxy(cloud.url, tmp_path) as proxy, servers(2, env=proxy.environment) as hosts:
-        slices.start("bucket", hosts.tpu, "--until-step", "33", extra=bucket).finish(0)
-        assert len({path for path in proxy.downloads if ".tfrecord" in path}) == 7
-
-        shard = next(name for name in cloud.store.names("bucket") if "/train-" in name)
-        intact = cloud.store.bytes("bucket", shard)
-        cloud.store.put("bucket", shard, intact[:-1] + b"x")
-        refused = slices.start("bucket", hosts.tpu, extra=bucket).finish(4)
-        assert f"gs://bucket/{shard} has {len(intact)} bytes and crc32c " in refused.stderr
-        cloud.store.put("bucket", shard, intact)
-
-        result = slices.start("bucket", hosts.tpu, extra=bucket).finish(0).result
-    history = read_history(copied(cloud, "runs", tmp_path) / "digits-cnn")
-    assert (result["state_digest"], result["exit_reason"], *history) == expected
 
 
 def test_transform_in_python_is_refused(slices: Slices, two_hosts: Servers) -> None:
@@ -275,15 +285,3 @@ def count_overtaken(tpu: str) -> int:
 
 def test_functions_do_not_overtake_assignments(two_hosts: Servers) -> None:
     assert in_fresh_process(count_overtaken, tpu=two_hosts.tpu) == 0
-
-
-def test_client_waits_for_servers(slices: Slices) -> None:
-    with servers(2) as late:
-        late.kill(1)
-        client = slices.start("late", late.tpu, "--until-step", "10", extra=["accelerator.connect_seconds=2"])
-        assert f"no TensorFlow server responds at {late.addresses[1]} " in client.finish(3).stderr
-        client = slices.start("late", late.tpu, "--until-step", "10")
-        assert client.until_printed(f"waiting for the TensorFlow server at {late.addresses[1]}, up to 600 s in all")
-        late.start(1)
-        client.finish(0)
-        assert late.end(1) == RESUMABLE

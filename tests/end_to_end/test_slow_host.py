@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import WorkerStats
-from tasks.foundation.log.workers import slow_hosts
+from baton.tasks.foundation.contracts.log_entry import WorkerStats
+from baton.tasks.foundation.log.host_history import slow_hosts
 from tests.support.homes import entries_of
 from tests.support.training_child import Child
 from tests.support.worker_processes import Workers

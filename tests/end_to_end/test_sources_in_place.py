@@ -6,7 +6,6 @@ however the run is cut or killed, and on whatever replicas.
 
 import io
 import json
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.errors import BatonError
-from tests.support import forked
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BatonError
 from tests.support.homes import entries_of
 from tests.support.lab import differing, in_fresh_process, lab_of
-from tests.support.tfrecords import file_of, record, write_array_record
+from tests.support.tfrecords import file_of, record
 from tests.support.training_child import Child
 from tests.support.worker_processes import THREADS, Workers
 
@@ -103,7 +102,7 @@ def huggingface(folder: Path) -> dict[str, Any]:
     return {"x": "values", "y": "label"}
 
 
-def tfds(folder: Path, form: str = "tfrecord") -> dict[str, Any]:
+def tfds(folder: Path) -> dict[str, Any]:
     """Write what TensorFlow Datasets writes."""
     at = "tensorflow_datasets.core.features"
     shape = {"dimensions": ["3"]}
@@ -115,20 +114,13 @@ def tfds(folder: Path, form: str = "tfrecord") -> dict[str, Any]:
         "label": {"pythonClassName": f"{at}.class_label_feature.ClassLabel", "classLabel": {"numClasses": "3"}},
     }
     whole = {"pythonClassName": f"{at}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
-    info = {"name": "d", "fileFormat": form, "splits": [{"name": "train", "shardLengths": [str(ROWS)] * FILES}]}
+    info = {"name": "d", "fileFormat": "tfrecord", "splits": [{"name": "train", "shardLengths": [str(ROWS)] * FILES}]}
     (folder / "features.json").write_text(json.dumps(whole))
     (folder / "dataset_info.json").write_text(json.dumps(info))
     for file in range(FILES):
-        target = folder / f"d-train.{form}-{file:05d}-of-{FILES:05d}"
-        if form == "tfrecord":
-            target.write_bytes(file_of(records(file), folder.parent))
-        else:
-            write_array_record(target, records(file))
+        target = folder / f"d-train.tfrecord-{file:05d}-of-{FILES:05d}"
+        target.write_bytes(file_of(records(file), folder.parent))
     return {"x": "values", "y": "label"}
-
-
-def array_record(folder: Path) -> dict[str, Any]:
-    return tfds(folder, "array_record")
 
 
 def tar(folder: Path) -> dict[str, Any]:
@@ -154,7 +146,6 @@ FORMS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "arrow": ("table", arrow),
     "huggingface": ("huggingface", huggingface),
     "tfds": ("tfds", tfds),
-    "array_record": ("tfds", array_record),
     "tar": ("tar", tar),
 }
 
@@ -168,7 +159,7 @@ def source_of(root: Path, form: str) -> dict[str, Any]:
 
 
 def spec_of(data: dict[str, Any], replicas: int = 1) -> Any:
-    from tasks.foundation.contracts.run_spec import RunSpec
+    from baton.tasks.foundation.contracts.run_spec import RunSpec
 
     return RunSpec.model_validate(
         {
@@ -184,10 +175,11 @@ def spec_of(data: dict[str, Any], replicas: int = 1) -> Any:
 
 def trained(folder: str, form: str, replicas: int, borders: list[int]) -> Any:
     """Train on files of a form, each segment like a new process; then change a file, and begin again."""
-    from tasks.foundation.machine.devices import acquire
+    from baton.tasks.foundation.machine.devices import acquire
     from tests.support.lab import keep_trainer
 
     root = Path(folder)
+    root.mkdir()
     acquire(spec_of({"source": "digits"}, replicas).accelerator, None)
     data = source_of(root, form)
     lab, spec = lab_of(root, MODEL), spec_of(data, replicas)
@@ -214,41 +206,27 @@ def replace_values(file: Path) -> None:
     file.write_bytes(other.read_bytes())
 
 
-STRAIGHT: dict[int, Any] = {}
+def trained_on_each(folder: str, forms: list[str], replicas: int) -> dict[str, Any]:
+    """What `trained` returns for each form: straight on TFRecord files, cut on others."""
+    straight = trained(f"{folder}/straight", "tfrecord", replicas, [14])
+    return {"tfrecord": straight} | {form: trained(f"{folder}/{form}", form, replicas, [5, 14]) for form in forms}
 
 
-@pytest.fixture
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
-    """What a run that is not cut reaches on TFRecord files; once for each number of replicas."""
-
-    def reached(replicas: int) -> Any:
-        if replicas not in STRAIGHT:
-            folder = str(tmp_path_factory.mktemp("straight"))
-            settings: dict[str, Any] = {"form": "tfrecord", "replicas": replicas, "borders": [14]}
-            STRAIGHT[replicas] = in_fresh_process(trained, folder=folder, **settings)
-        return STRAIGHT[replicas]
-
-    return reached
+BY_DAY = ["parquet", "tfds"]  # read as columns, and as records; tar files are below
+OTHERS = [form for form in FORMS if form != "tfrecord"]
 
 
-BY_DAY = {("parquet", 2), ("arrow", 1), ("huggingface", 2), ("array_record", 1), ("tar", 2)}
-EVERY = [
-    pytest.param(form, replicas, marks=[] if (form, replicas) in BY_DAY else pytest.mark.nightly)
-    for form in FORMS
-    if form != "tfrecord"
-    for replicas in (1, 2)
-]
-
-
-@pytest.mark.parametrize(("form", "replicas"), EVERY)
-def test_cut_run_has_the_bits_of_a_straight_one_on_records(
-    tmp_path: Path, straight: Callable[[int], Any], form: str, replicas: int
-) -> None:
-    cut = in_fresh_process(trained, folder=str(tmp_path), form=form, replicas=replicas, borders=[5, 14])
-    expected = straight(replicas)
-    assert differing(cut["tensors"], expected["tensors"]) == []
-    assert cut["metrics"] == expected["metrics"]
-    assert (cut["refusal"], expected["refusal"]) == ("names the file", "names the file")
+@pytest.mark.parametrize(
+    ("forms", "replicas"),
+    [(BY_DAY, 2), *(pytest.param(OTHERS, replicas, marks=pytest.mark.nightly) for replicas in (1, 2))],
+)
+def test_cut_run_has_the_bits_of_a_straight_one_on_records(tmp_path: Path, forms: list[str], replicas: int) -> None:
+    found = in_fresh_process(trained_on_each, folder=str(tmp_path), forms=forms, replicas=replicas)
+    expected = found["tfrecord"]
+    for form, cut in found.items():
+        assert differing(cut["tensors"], expected["tensors"]) == [], form
+        assert cut["metrics"] == expected["metrics"], form
+        assert cut["refusal"] == "names the file", form
 
 
 def run_file(root: Path, *forms: str) -> Path:
@@ -290,23 +268,33 @@ def test_mixture_of_two_forms_is_exact_if_killed_and_on_two_hosts(
     train_without_prefect: Callable[..., Any], stored_bytes: Callable[[str], Any], tmp_path: Path
 ) -> None:
     file = run_file(tmp_path, "parquet", "tar")
-    straight = train_without_prefect("digits", tmp_path / "straight", replicas=2, extra=SHORT, file=file).result
     resumed = killed(file, tmp_path, 2, train_without_prefect)
+    hosts = Workers(2, tmp_path / "hosts", extra=SHORT, notes=tmp_path, file=file).finish()
+    straight = hosts[0].result
+    assert {host.result["state_digest"] for host in hosts} == {resumed["state_digest"]}
     assert stored_bytes(resumed["checkpoint"]) == stored_bytes(straight["checkpoint"])
     assert resumed["metrics"] == straight["metrics"]
-    hosts = Workers(2, tmp_path / "hosts", extra=SHORT, notes=tmp_path, file=file).finish()
-    assert {host.result["state_digest"] for host in hosts} == {straight["state_digest"]}
     last = [entry.body for entry in entries_of(tmp_path / "hosts" / "digits-cnn") if isinstance(entry.body, Commit)][-1]
     assert [worker.examples for worker in last.workers] == [worker.steps * 4 for worker in last.workers]
 
 
+def checked(file: str) -> list[str]:
+    """What the doctor says of the data, and its verdict on the model."""
+    from baton.flows.doctor.data_checks import check_data
+    from baton.flows.doctor.model_checks import acquire_cpu, check_model
+    from baton.flows.doctor.run_file_checks import check_accelerator
+
+    run = load_run_file(Path(file))
+    data = check_data(run, None, Path(file).parent / "sample", set_up=lambda: acquire_cpu(run, None))
+    model = check_model(run, check_accelerator(run, None).value, data.value, log=None)
+    return [data.text, data.verdict, model.verdict]
+
+
 def test_doctor_checks_a_model_on_files_in_place(tmp_path: Path) -> None:
     """Records are decoded by TensorFlow, whose devices must be set up before."""
-    command = [sys.executable, "-m", "flows.commands.main", "doctor", str(run_file(tmp_path, "array_record")), "--json"]
-    done = forked.run(command, capture_output=True, text=True, timeout=600, check=False)
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
-    assert found["data"]["text"] == "the first 12 examples of the source are valid: x float32[3], y int64[]"
-    assert (found["data"]["verdict"], found["model"]["verdict"]) == ("pass", "pass"), found["model"]["text"]
+    text, *verdicts = in_fresh_process(checked, file=str(run_file(tmp_path, "tfds")))
+    assert text == "the first 12 examples of the source are valid: x float32[3], y int64[]"
+    assert verdicts == ["pass", "pass"]
 
 
 @pytest.mark.nightly

@@ -16,41 +16,36 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.log.accounting import account_of
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.log.accounting import account_of
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.homes import read_history, tip_of
 from tests.support.prefect_server import environment_with, post, train_runs
-from tests.support.shipped_runs import DRIVER, run_file, settings
+from tests.support.shipped_runs import DRIVER, SLOW, settings, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
 # One segment, much longer than a test.
-ENDLESS = ["train.steps=2000000", "train.segment_steps=2000000", "evaluate.every_steps=null"]
+ENDLESS = [*SLOW, "train.steps=2000000", "train.segment_steps=2000000"]
 
 
 @contextmanager
 def running(
     environment: dict[str, str],
-    name: str,
-    storage: Path,
+    folder: Path,
     *options: str,
     start: type[subprocess.Popen[bytes]] = forked.Popen,
     **settings_of_popen: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Train a shipped run file in a process during the block."""
-    command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file(name))]
-    command += [*settings(name, storage, extra=ENDLESS), *options]
+    """Train the slow digits in a process during the block, with the storage `folder`/runs."""
+    command = [sys.executable, "-m", "baton.flows.commands.main", "run", str(slow_digits(folder / "code"))]
+    command += [*settings("digits", folder / "runs", extra=ENDLESS), *options]
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, **settings_of_popen)
-    try:
+    with forked.killed_at_end(process):
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
 
 
 def home_of(storage: Path) -> Path:
@@ -70,27 +65,21 @@ def assert_nothing_is_lost(home: Path, reason: str) -> None:
     assert last.uncommitted_seconds == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "reason"),
-    [("digits", signal.SIGTERM, "sigterm"), ("digits", signal.SIGINT, "sigint")],
-)
-def test_signal_during_training_commits_and_exits_3(
-    server: str, tmp_path: Path, name: str, number: signal.Signals, reason: str
-) -> None:
+def test_sigterm_during_training_commits_and_exits_3(server: str, tmp_path: Path) -> None:
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
-    with running(environment, name, tmp_path / "runs", "--json") as process:
+    with running(environment, tmp_path, "--json") as process:
         wait_until(lambda: trains_in_prefect(server, tmp_path / "runs"), process)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 3, out
     assert "Traceback" not in out
-    assert f"{reason.upper()}: finishing the steps in flight, then committing" in out
+    assert "SIGTERM: finishing the steps in flight, then committing" in out
     result = json.loads(out.splitlines()[-1])
     home = home_of(tmp_path / "runs")
-    assert_nothing_is_lost(home, reason)
-    assert (result["exit_reason"], result["step"]) == (reason, tip_of(home).step)
-    # After SIGTERM the machine may stop at any moment, so no report is written.
-    assert (home / "report" / "index.html").is_file() == (reason == "sigint")
+    assert_nothing_is_lost(home, "sigterm")
+    assert (result["exit_reason"], result["step"]) == ("sigterm", tip_of(home).step)
+    # After SIGTERM it is the last that is done, because the machine may go at any moment.
+    assert (home / "report" / "index.html").is_file()
     (state,) = [run["state"] for run in train_runs(server, tmp_path / "runs")]
     assert (state["type"], state["name"]) == ("COMPLETED", "Stopped"), out
 
@@ -98,7 +87,7 @@ def test_signal_during_training_commits_and_exits_3(
 @pytest.mark.nightly
 def test_cancelled_flow_run_stops_the_command_beside_it(server: str, tmp_path: Path) -> None:
     environment, runs = environment_with(tmp_path / "prefect", PREFECT_API_URL=server), tmp_path / "runs"
-    with running(environment, "digits", runs, "--json", "--set", "train.segment_steps=200") as process:
+    with running(environment, tmp_path, "--json", "--set", "train.segment_steps=200") as process:
         wait_until(lambda: trains_in_prefect(server, runs), process)
         (flow_run,) = train_runs(server, runs)
         post(server, f"flow_runs/{flow_run['id']}/set_state", {"state": {"type": "CANCELLING"}})
@@ -127,7 +116,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path, times: int) -> None:
     environment = environment_with(tmp_path / "prefect")
     # A fresh process: /proc does not show the environment of a fork.
     fresh = {"start": subprocess.Popen, "start_new_session": True}
-    with running(environment, "digits", tmp_path / "runs", "--json", **fresh) as process:
+    with running(environment, tmp_path, "--json", **fresh) as process:
         wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
         os.killpg(process.pid, signal.SIGINT)
         if times > 1:
@@ -151,46 +140,13 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=0.02)
 
 
-def test_time_budget_ends_the_segment(server: str, tmp_path: Path) -> None:
-    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
-    with running(environment, "digits", tmp_path / "runs", "--max-seconds", "12", "--json") as process:
-        out = process.communicate(timeout=240)[0].decode()
-    assert process.returncode == 3, out
-    assert json.loads(out.splitlines()[-1])["exit_reason"] == "time_budget"
+def test_time_budget_ends_the_segment(train_without_prefect: Callable[..., Any], tmp_path: Path) -> None:
+    file = slow_digits(tmp_path / "code")
+    done = train_without_prefect("digits", tmp_path / "runs", "--max-seconds", "6", extra=ENDLESS, file=file, code=3)
+    assert done.result["exit_reason"] == "time_budget"
     home = home_of(tmp_path / "runs")
     if commits_of(home)[-1][0]:  # a machine this slow would have spent the budget before the first step
         assert_nothing_is_lost(home, "time_budget")
-    (state,) = [run["state"] for run in train_runs(server, tmp_path / "runs")]
-    assert state["name"] == "Stopped", out
-    assert "time budget" in state["message"]
-
-
-def test_ledger_adds_up_to_wall_clock(tmp_path: Path) -> None:
-    """Compares with a clock outside. A killed process counts up to its last heartbeat, others up to their end."""
-    command = [sys.executable, str(DRIVER), str(run_file("digits")), *settings("digits", tmp_path, extra=ENDLESS)]
-    measured = []
-    for end in (signal.SIGKILL, signal.SIGTERM):
-        began = time.monotonic()
-        # A fresh interpreter, because its start-up time counts.
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before = len(measured)
-        wait_until(lambda before=before: trains(home_of(tmp_path), before), process)
-        time.sleep(2)
-        process.send_signal(end)
-        process.wait()
-        measured.append(time.monotonic() - began)
-    home = LocalStorage(home_of(tmp_path))
-    log = RunLog(home)
-    newest = log.newest()
-    assert newest is not None
-    account = account_of(read_attempts(home), log, newest, now=datetime.now(UTC))
-    assert account is not None
-    # The interpreter's start and exit are not counted, nor the time since a last heartbeat, at most half a second.
-    missed = sum(measured) - account.total_seconds
-    assert -0.1 < missed < 0.03 * sum(measured) + 1.0
-    assert account.unattributed_seconds < 0.03 * account.total_seconds
-    assert account.bad_seconds["lost work"] > 0
-    assert 0 < account.good_seconds < account.total_seconds
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -221,17 +177,46 @@ def metadata() -> Iterator[str]:
         thread.join()
 
 
-def test_preemption_notice_commits_and_exits_3(server: str, metadata: str, tmp_path: Path) -> None:
-    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server, GCE_METADATA_HOST=metadata)
-    with running(environment, "digits", tmp_path / "runs", "--json") as process:
-        wait_until(lambda: trains_in_prefect(server, tmp_path / "runs"), process)
-        Metadata.preempted.set()
-        out = process.communicate(timeout=120)[0].decode()
-    assert process.returncode == 3, out
+def test_preempted_and_killed_process_add_up_to_the_wall_clock(metadata: str, tmp_path: Path) -> None:
+    """Compares with a clock outside. A killed process counts up to its last heartbeat, others up to their end."""
+    words = settings("digits", tmp_path / "runs", extra=ENDLESS)
+    command = [sys.executable, str(DRIVER), str(slow_digits(tmp_path / "code")), *words]
+    measured = []
+    for end in ("killed", "preempted"):
+        began = time.monotonic()
+        # A fresh interpreter, because its start-up time counts.
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GCE_METADATA_HOST": metadata},
+        )
+        before = len(measured)
+        wait_until(lambda before=before: trains(home_of(tmp_path / "runs"), before), process)
+        time.sleep(2)
+        if end == "killed":
+            process.kill()
+        else:
+            Metadata.preempted.set()
+        out, err = process.communicate(timeout=120)
+        measured.append(time.monotonic() - began)
+    assert process.returncode == 3, err
     assert json.loads(out.splitlines()[-1])["exit_reason"] == "preempted"
     assert_nothing_is_lost(home_of(tmp_path / "runs"), "preempted")
-    assert not (home_of(tmp_path / "runs") / "report").exists()
-    assert [run["state"]["type"] for run in train_runs(server, tmp_path / "runs")] == ["CRASHED"], out
+
+    home = LocalStorage(home_of(tmp_path / "runs"))
+    log = RunLog(home)
+    newest = log.newest()
+    assert newest is not None
+    account = account_of(read_attempts(home), log, newest, now=datetime.now(UTC))
+    assert account is not None
+    # The interpreter's start and exit are not counted, nor the time since a last heartbeat, at most half a second.
+    missed = sum(measured) - account.total_seconds
+    assert -0.1 < missed < 0.03 * sum(measured) + 1.0
+    assert account.unattributed_seconds < 0.03 * account.total_seconds
+    assert account.bad_seconds["lost work"] > 0
+    assert 0 < account.good_seconds < account.total_seconds
 
 
 @pytest.mark.nightly

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tests.support.lab import ZOO, Lab, differing, in_fresh_process, keep_trainer, rows_of, spec_of
 from tests.support.shipped_runs import run_file
 from tests.support.worker_processes import free_addresses
@@ -122,7 +122,7 @@ class Hosts:
     """Passes the chief's staged checkpoint to the other hosts, through a file instead of the log."""
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
-        from tasks.foundation.machine.devices import acquire
+        from baton.tasks.foundation.machine.devices import acquire
 
         self.accelerator = acquire(spec.accelerator, None)
         self._file = folder / f"{spec.run}.json"
@@ -138,9 +138,9 @@ class Hosts:
 
 def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, Any]:
     """Train straight, then cut in two without a warm trainer; commit the first."""
-    from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-    from tasks.foundation.state.warm_state import PROCESS_STATE
-    from tasks.init_or_restore.model_requirements import batch_dependent_parts
+    from baton.tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+    from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+    from baton.tasks.init_or_restore.model_requirements import batch_dependent_parts
 
     lab, spec = lab_for(folder, model), spec_for(folder, model, beginning, strategy)
     start = lab.begin(spec).tip
@@ -175,7 +175,7 @@ def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, A
 
 def on_strategy(folder: str, strategy: str, tf_config: str = "") -> dict[str, Any]:
     """Run all cells of a strategy, in one process for each host."""
-    from tasks.init_or_restore import model_requirements
+    from baton.tasks.init_or_restore import model_requirements
 
     if tf_config:
         os.environ["TF_CONFIG"] = tf_config

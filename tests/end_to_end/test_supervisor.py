@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.contracts.log_entry import Evaluation
 from tests.support import forked
 from tests.support.homes import commits_in, entries_of, log_bytes, read_history, tip_of
 from tests.support.prefect_deployments import ENDED, Prefect
@@ -128,7 +128,7 @@ def test_schedule_restarts_and_finishes_a_run(
 
 EVALUATIONS = """
 import sys
-from flows.with_prefect.run_flows import evaluate_best
+from baton.flows.with_prefect.run_flows import evaluate_best
 
 for step in ("best", 45):
     print(evaluate_best(run_file=sys.argv[1], overrides=sys.argv[2:], step=step).model_dump_json())

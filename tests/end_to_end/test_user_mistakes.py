@@ -1,5 +1,6 @@
 """Common mistakes in user code: the command's error begins with the user's own line, and the record has the rest."""
 
+import html
 import json
 import os
 import re
@@ -10,7 +11,16 @@ from typing import NamedTuple
 
 import pytest
 
+from baton.flows.facts import RunStatus
+from baton.flows.opened_run import Goal, OpenedRun, RunHome
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.text import shown_lines
 from tests.support import forked
+from tests.support.event_recorder import EventRecorder
 
 DATA = """
 import numpy as np
@@ -199,6 +209,23 @@ MISTAKES = {
 }
 
 
+def in_a_process(file: Path) -> tuple[int, str]:
+    """The exit code and the error of the command."""
+    command = [sys.executable, "-m", "baton.flows.without_prefect", file.name]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = forked.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr[done.stderr.index("error: ") :]
+
+
+def here(file: Path) -> tuple[int, str]:
+    """The same of the function that the command calls, as the command prints it."""
+    run = OpenedRun.open(load_run_file(file))
+    PROCESS_STATE.forget()
+    with pytest.raises(BatonError) as raised:
+        train(run, Goal.of(run.spec), telemetry=EventRecorder())
+    return raised.value.exit_code, shown_lines(f"error: {type(raised.value).__name__}: {raised.value}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
 def test_error_begins_with_the_users_line(tmp_path: Path, mistake: Mistake) -> None:
@@ -215,11 +242,8 @@ def test_error_begins_with_the_users_line(tmp_path: Path, mistake: Mistake) -> N
         "train": {**train, "callbacks": mistake.callbacks},
     }
     (tmp_path / "run.yaml").write_text(json.dumps({**run, "accelerator": {"kind": "cpu"}}))
-    command = [sys.executable, "-m", "flows.without_prefect", "run.yaml"]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    error = done.stderr[done.stderr.index("error: ") :]
-    assert done.returncode == mistake.exit_code, error
+    exit_code, error = (in_a_process if mistake.callbacks else here)(tmp_path / "run.yaml")
+    assert exit_code == mistake.exit_code, error
     assert mistake.says in error
     for hidden in ("__autograph_generated_file", "site-packages/tensorflow", "tasks/", "Traceback", "in user code"):
         assert hidden not in error
@@ -235,3 +259,10 @@ def test_error_begins_with_the_users_line(tmp_path: Path, mistake: Mistake) -> N
         assert f"{record['ended']}: {record['message']}" == error.removeprefix("error: ").strip()
         assert record["traceback"].startswith("Traceback (most recent call last):")
         assert "tasks/train_segment/" in record["traceback"]
+        # The first that a person sees, wherever they look.
+        home = RunHome.at(LocalStorage(tmp_path / "runs"), "r")
+        shown = RunStatus.read(home)
+        assert (shown.state, shown.cause.partition(": ")[0]) == ("failed", record["ended"])
+        assert mistake.says in shown.cause
+        page = html.unescape((tmp_path / "runs" / "r" / "report" / "index.html").read_text())
+        assert page.index(shown.cause) < page.index("<b>failed</b>") < page.index("<h2>Curves")

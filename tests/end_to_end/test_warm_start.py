@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.shipped_runs import DRIVER
 
@@ -117,7 +117,7 @@ def test_missing_weights_are_refused_before_tensorflow_loads(tmp_path: Path) -> 
     for file, content in FILES.items():
         (tmp_path / file).write_text(content)
     code = (
-        "import sys; from flows.commands.main import main; "
+        "import sys; from baton.flows.commands.main import main; "
         "code = main(['run', 'run.yaml', '--set', 'init.weights=pretrained.keras']); "
         "assert 'tensorflow' not in sys.modules and 'prefect' not in sys.modules; sys.exit(code)"
     )

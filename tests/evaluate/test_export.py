@@ -1,7 +1,9 @@
 """Exports load with Keras and TensorFlow alone and predict the same; the lines of Python that load them."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -9,16 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import yaml
 
-from flows.commands.main import main
-from tasks.evaluate.export import Loading
-from tasks.evaluate.export_target import RUNTIMES, form_of, require_free_target, require_runtime
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.user_code import load_function
+from baton.flows.commands.main import main
+from baton.tasks.evaluate.export import Loading
+from baton.tasks.evaluate.export_target import (
+    RUNTIMES,
+    atomic_target,
+    form_of,
+    require_free_target,
+    require_runtime,
+    serving_path,
+)
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.user_functions import load_function
+from tests.support import forked
 from tests.support.lab import Lab, lab_of, restored, spec_of
+from tests.support.weights_lab import SUBCLASSED
 
 LAYERS = """
 import keras
@@ -111,7 +123,7 @@ predictions.append(Interpreter("out.tflite").get_signature_runner()(x=x)["output
 predictions.append(onnxruntime.InferenceSession("out.onnx").run(None, {"x": x})[0])
 predictions.append(openvino.compile_model("out.openvino/model.xml", "CPU", EXACT)({"x": x})[0])
 np.save("predictions.npy", np.stack(predictions))
-assert not any(name.split(".")[0] in {"tasks", "flows"} for name in sys.modules)
+assert not any(name.split(".")[0] == "baton" for name in sys.modules)
 """
 TARGETS = {
     "keras": "out.keras",
@@ -141,6 +153,7 @@ def run_file_of(lab: Lab, name: str, **options: Any) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
 def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     spec = spec_of("build")
     head = lab.log(spec).head()
@@ -206,7 +219,10 @@ def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -
             [file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")],
             "/no does not exist; create it",
         ),
-        ([file, *to, "--tolerance", "0.1"], "--tolerance 0.1: a keras export is not compared with Keras; drop it"),
+        (
+            [file, "--to", str(lab.code / "new.weights.h5"), "--tolerance", "0.1"],
+            "--tolerance 0.1: a weights export has no predictions to compare; drop it, or use --format keras, saved_m",
+        ),
         ([file, "--to", str(lab.code / "new.onnx"), "--tolerance", "nan"], "--tolerance nan is no difference"),
         ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
         ([file, *to, "--step", "best"], "has no best checkpoint"),
@@ -242,19 +258,233 @@ def test_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatc
     assert require_runtime("litert", None) == 1e-3
 
 
-@pytest.mark.slow
-def test_variables_missing_in_a_tf_checkpoint_are_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    lab.begin(spec_of("build", run="listed", model__options={"kind": "Listed"}))
-    file, home = run_file_of(lab, "listed.yaml", kind="Listed"), f"{lab.root}/storage/listed"
-    words = ["--run-file", str(file), "--format", "checkpoint", "--to", str(lab.code / "listed")]
-    assert main(["export", home, *words]) == 0
-    warning = capsys.readouterr().err
-    assert warning.startswith("warning: listed/")
-    assert "moving_mean" in warning
-    assert "gamma" not in warning  # the optimizer tracks it
+LACKING = (
+    SUBCLASSED
+    + """
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.scale = keras.layers.Dense(3), tf.Variable([1.0, 2.0, 3.0])
+
+    def call(self, x):
+        return self.dense(x) * self.scale
+
+
+def shared():
+    x, inner = keras.Input((6,)), keras.Input((6,))
+    dense = keras.layers.Dense(6, name="shared")
+    return keras.Model(x, keras.Model(inner, keras.layers.Dense(3)(dense(inner)), name="within")(dense(x)))
+
+
+def hiding():
+    @keras.saving.register_keras_serializable("mine")
+    class Closed(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    return keras.Sequential([keras.Input((6,)), Closed(), keras.layers.Dense(3)])
+
+
+def listing():
+    return keras.Sequential([keras.Input((6,)), layers.Listed(), keras.layers.Dense(3)])
+
+
+def others(kind, loss=None):
+    def inner(y, predictions):
+        return keras.losses.sparse_categorical_crossentropy(y, predictions, from_logits=True)
+
+    kinds = {"raw": Own, "shared": shared, "hiding": hiding, "listing": listing, "plain": layers.Subclassed}
+    model = kinds[kind]()
+    model.compile("adam", inner if loss else keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+)
+# The model, its refused forms, what the message of the first one says, and the form that it names.
+REFUSED = [
+    (
+        "lacking",
+        "hidden",
+        ("keras", "weights", "checkpoint"),
+        "loses 4 variables of hidden/one, hidden/two: h",
+        "saved_model",
+    ),
+    (
+        "lacking",
+        "omitting",
+        ("keras", "weights"),
+        "loses 1 variable of omitting: omitting/b; nothing was",
+        "saved_model",
+    ),
+    ("others", "shared", ("keras",), "cannot be loaded in plain Python: ValueError: Output with path", "saved_model"),
+    ("others", "hiding", ("keras",), "hint: Closed: defined inside a function or class, where no", "saved_model"),
+    ("others", "raw", ("keras", "weights"), "loses 1 variable of own: own/scale; nothing", "saved_model"),
+    ("others", "listing", ("checkpoint",), "loses 4 variables of sequential/listed/batch_norm", "keras"),
+]
+AT_NIGHT = {"omitting", "hiding", "raw", "listing"}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, id=each[1], marks=[pytest.mark.nightly] * (each[1] in AT_NIGHT)) for each in REFUSED],
+)
+def test_export_that_lacks_something_is_refused(
+    case: tuple[str, str, tuple[str, ...], str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keras and TensorFlow write these files, and mostly load them, without a word."""
+    build, kind, forms, words, instead = case
+    lacking = lab_of(tmp_path, LACKING)
+    with (lacking.code / "layers.py").open("a") as file:
+        file.write("class Listed" + LAYERS.partition("class Listed")[2].partition("class Eager")[0])
+    lacking.train_and_commit(spec_of(build, run="run", model__options={"kind": kind}), 2)
+    for form in ("keras", "weights", "saved_model", "checkpoint"):
+        target = tmp_path / "exports" / TARGETS[form]
+        target.parent.mkdir(exist_ok=True)
+        address = [f"{tmp_path}/storage/run", "--format", form, "--to", str(target)]
+        if form in forms:
+            text = refused(lacking, capsys, *address)
+            assert not list(target.parent.iterdir())
+            assert f"use --format {instead}: it was tried, and is what was trained" in text
+            assert form != forms[0] or words in text, text
+        elif form == instead:
+            assert main(["export", *address]) == 0
+            shutil.rmtree(target.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
+def test_loss_that_no_import_finds_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, target = lab_of(tmp_path, LACKING), tmp_path / "out.keras"
+    own.begin(spec_of("others", run="run", model__options={"kind": "plain", "loss": "inner"}))
+    assert main(["export", f"{tmp_path}/storage/run", "--to", str(target)]) == 0
+    captured = capsys.readouterr()
+    assert "warning: inner: defined inside a function or class, where no import finds it, so the model" in captured.err
+    call = f"keras.saving.load_model({str(target)!r}, custom_objects={{'Subclassed': Subclassed}}, compile=False)"
+    assert call in captured.out
+
+
+WAITING = """
+import os
+import time
+
+
+class Slow(keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(6,), name="w")
+
+    def call(self, x):
+        return x * self.w
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if "BATON_TEST_PIPE" in os.environ and not isinstance(store, dict):
+            with open(os.environ["BATON_TEST_PIPE"], "w") as pipe:
+                pipe.write("in the middle of the file")
+            time.sleep(600)
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), Slow(), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+@pytest.mark.slow
+def test_killed_export_leaves_nothing(tmp_path: Path) -> None:
+    slow = lab_of(tmp_path, WAITING)
+    slow.begin(spec_of("build", run="run"))
+    pipe, scratch, exports = tmp_path / "pipe", tmp_path / "scratch", tmp_path / "exports"
+    os.mkfifo(pipe)
+    scratch.mkdir()
+    exports.mkdir()
+    words = ["export", f"{tmp_path}/storage/run", "--format", "weights", "--to", str(exports / "out.weights.h5")]
+    command = [sys.executable, "-P", "-m", "baton.flows.commands.main", *words]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with forked.Popen(command, env={**environment, "BATON_TEST_PIPE": str(pipe)}) as killed:
+        assert pipe.read_text() == "in the middle of the file"
+        killed.kill()
+    assert list(exports.iterdir()) == []
+    assert list(scratch.glob("baton-export-*/*"))
+    done = forked.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = ["out.weights.h5", "out.weights.h5.serving.json"]
+    assert sorted(each.name for each in exports.iterdir()) == names
+    assert not list(scratch.glob("baton-export-*"))
+
+
+@pytest.mark.parametrize("form", ["keras", "saved_model"])
+def test_export_comes_from_another_disk(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, target = Path.rename, tmp_path / "there" / TARGETS[form]
+    target.parent.mkdir()
+
+    def across_disks(self: Path, to: Path) -> Path:
+        if target.parent not in self.parents:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", across_disks)
+    monkeypatch.setattr(Path, "replace", across_disks)
+    with atomic_target(form, target) as path:
+        if form == "saved_model":
+            path.mkdir()
+        file = path if form == "keras" else path / "saved_model.pb"
+        file.write_text("content")
+        serving_path(form, path).write_text("{}")
+    assert (target if form == "keras" else target / "saved_model.pb").read_text() == "content"
+    assert serving_path(form, target).read_text() == "{}"
+    assert len(list(target.parent.iterdir())) == (2 if form == "keras" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
+def test_copied_home_is_exported_without_its_dataset(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(lab.root / "storage" / "build", tmp_path / "build")
+    for name in ("out.keras", "out.onnx", "out.weights.h5"):
+        assert main(["export", str(tmp_path / "build"), "--to", str(tmp_path / name), "--json"]) == 0
+        captured = capsys.readouterr()
+        result = json.loads(captured.out.splitlines()[-1])
+        if name == "out.weights.h5":
+            assert result["warnings"] == []
+            continue
+        (warning,) = result["warnings"]
+        assert warning.startswith("predictions were compared on zeros and not on validation examples: ")
+        assert "/datasets/" in warning
+        assert warning.endswith(" is missing")
+        assert result["compared"]["examples"] == 32
+    weights = keras.saving.load_model(tmp_path / "out.keras").get_weights()
+    head = lab.log(spec_of("build")).head()
+    assert head is not None
+    state = restored(lab, spec_of("build"), head.retained[-1])
+    state.model.optimizer.finalize_variable_values(state.model.trainable_variables)
+    assert all(map(np.array_equal, weights, state.model.get_weights()))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
+def test_manifest_is_asked_for_where_a_model_declares_no_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab_of(tmp_path, SUBCLASSED)
+    own.begin(spec_of("build", run="run"))
+    folder = own.log(spec_of("build", run="run")).require_head().identity["data.folder"]
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "storage" / "run", copy / "run")
+    words = [str(copy / "run"), "--format", "saved_model", "--to", str(tmp_path / "out")]
+    text = refused(own, capsys, *words)
+    assert f"{copy}/{folder}/manifest.json is missing, and the model does not say which examples it takes" in text
+    (copy / folder).mkdir(parents=True)
+    shutil.copy(tmp_path / "storage" / folder / "manifest.json", copy / folder)
+    assert main(["export", *words]) == 0
+    assert "warning: predictions were compared on zeros and not on validation examples: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
 def test_adapters_that_keras_rounds_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = """
     def build():
@@ -276,8 +506,9 @@ def test_adapters_that_keras_rounds_are_named(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
 def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Runs without Baton, in another folder than the user's code."""
+    """In another folder than the user's code."""
     options = {"kind": "Tripled", "activation": "bent"}
     spec = spec_of("build", run="tripled", model__options=options)
     lab.begin(spec)
@@ -292,10 +523,7 @@ def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixtu
     program = "\n".join(
         [*(line.strip() for line in lines[:-1]), f"model = {lines[-1].strip()}", "print(model.count_params())"]
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, program + done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == str(restored(lab, spec, lab.begin(spec).retained[0]).model.count_params())
 
@@ -360,6 +588,20 @@ def test_code_of_another_folder_is_added_to_the_path(code: Code, tmp_path: Path)
         "from layers import Scale",
         "import keras",
         "keras.saving.load_model('out.keras', custom_objects={'Head': Head, 'Scale': Scale})",
+    )
+
+
+def test_folder_that_is_no_name_is_imported(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    own = Code(folder, load_function(REFERENCE, folder).__module__.partition(".")[0])
+    assert lines([own.of("Head", "heads")], tmp_path) == (
+        "import importlib",
+        "Head = importlib.import_module('my-run.heads').Head",
+        "import keras",
+        "keras.saving.load_model('out.keras', custom_objects={'Head': Head})",
     )
 
 

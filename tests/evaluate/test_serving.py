@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.evaluate.serving import (
-    Comparison,
+from baton.tasks.evaluate.serving import (
+    PredictionComparison,
     Value,
     difference,
     model_inputs_of,
+    read_back,
     require_no_text,
     serving_json,
     write_for_runtime,
 )
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.errors import InvalidInput, ModelError
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.features import unflatten
+from baton.tasks.foundation.errors import InvalidInput, ModelError
 
 FORMS = ["litert", "onnx", "openvino"]
 
@@ -30,7 +31,9 @@ def feature(name: str, *shape: int, dtype: str = "float32") -> Feature:
     return Feature(name=name, dtype=dtype, shape=shape)
 
 
-def written(model: keras.Model, features: list[Feature], form: str, folder: Path) -> tuple[list[str], Comparison]:
+def written(
+    model: keras.Model, features: list[Feature], form: str, folder: Path
+) -> tuple[list[str], PredictionComparison]:
     draw = np.random.default_rng(3)
     batch = {each.name: tf.constant(draw.normal(0, 20, (7, *each.shape)).astype(each.dtype)) for each in features}
     inputs = model_inputs_of(model, features, form)
@@ -120,6 +123,29 @@ def test_differences_are_relative_to_the_largest_number() -> None:
     assert of([], []) == 0
     assert difference(np.zeros((2, 1)), np.zeros((2,))) == math.inf
     assert difference(np.array([1, 2]), np.array([1, 3])) == 0.5
+    assert difference(np.array([b"a"]), np.array([b"a"])) == 0
+    assert difference(np.array([b"a"], object), np.array([b"b"], object)) == math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_reading")
+@pytest.mark.parametrize("named", [True, False])
+def test_saved_model_is_read_back_by_names_of_inputs(named: bool, tmp_path: Path) -> None:
+    """Its signature has float32, and no input that the model does not take."""
+    b, a = keras.Input((3,), name="b"), keras.Input((3,), name="a")
+    model = keras.Model({"b": b, "a": a} if named else [b, a], keras.layers.Dense(2)(b + 2 * a))
+    model.export(tmp_path / "saved", verbose=False)
+    draw = np.random.default_rng(3)
+    x = {name: tf.constant(draw.normal(size=(5, 3))) for name in ("a", "b", "unused")}
+    lines = ("import tensorflow as tf", f"tf.saved_model.load({str(tmp_path / 'saved')!r})")
+    found = read_back(lines, x, folder=tmp_path)
+    assert len(found.variables) == 2
+    assert found.outputs is not None
+    (outputs,) = found.outputs
+    assert outputs.dtype == np.float64
+    assert difference(np.asarray(model({"a": x["a"], "b": x["b"]})), outputs) < 1e-6
+    with pytest.raises(ModelError, match="OSError: SavedModel file does not exist at: nowhere"):
+        read_back(("import tensorflow as tf", "tf.saved_model.load('nowhere')"), x, folder=tmp_path)
 
 
 def test_text_is_refused() -> None:

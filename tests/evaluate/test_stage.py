@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import ModelError, StepFailed
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import ModelError, StepFailed
+from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 MODEL = """
 class Ids(keras.metrics.Metric):
@@ -47,13 +46,18 @@ def narrow():
     return model
 
 
-def linear(use_ema: bool = False, mixed: bool = False):
+def linear(use_ema: bool = False, mixed: bool = False, accumulates: int | None = None, several: bool = False):
     if mixed:
         keras.mixed_precision.set_global_policy("mixed_float16")
     x = keras.Input((6,))
     model = keras.Model(x, keras.layers.Dense(3, name="out", dtype="float32")(x))
+    optimizer = keras.optimizers.Adam(
+        0.05, use_ema=use_ema, ema_momentum=0.7, gradient_accumulation_steps=accumulates
+    )
+    if several:
+        optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer))
     model.compile(
-        keras.optimizers.Adam(0.05, use_ema=use_ema, ema_momentum=0.7),
+        optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="weighted")],
@@ -69,7 +73,7 @@ def lab_at(folder: str) -> Lab:
 
 def examples(lab: Lab, spec: RunSpec) -> list[Any]:
     """The validation examples, one by one."""
-    from tasks.foundation.dataset.evaluation_sets import set_batches
+    from baton.tasks.foundation.dataset.evaluation_sets import set_batches
 
     dataset = set_batches(lab.storage, lab.prepare(spec), on="validation", batch_size=1)
     return [[part[0] for part in element] for element in dataset.as_numpy_iterator()]
@@ -104,34 +108,27 @@ def run_of(build: str, replicas: int, batch: int, **changes: Any) -> RunSpec:
     name = f"{build}-{replicas}-{batch}-{len(changes)}"
     form = "numbered" if build == "numbered" else "weighted"
     changes |= {"data__options__examples": 63}  # 11 of them for validation
-    return spec_of(
-        build, run=name, form=form, replicas=replicas, train__global_batch_size=batch, train__steps=3, **changes
-    )
+    changes = {"train__steps": 3} | changes
+    return spec_of(build, run=name, form=form, replicas=replicas, train__global_batch_size=batch, **changes)
 
 
-def evaluations(folder: str, replicas: int) -> list[list[dict[str, float]]]:
-    """Return metrics and expected values for each batch size: of the examples' numbers, and of the linear model."""
-    lab, results = lab_at(folder), []
+def counts(lab: Lab, replicas: int) -> list[list[dict[str, float]]]:
+    """Return what was counted of the examples' numbers, and what is to be counted, for each batch size."""
+    results = []
     for batch in BATCHES:
         spec = run_of("numbered", replicas, batch)
         metrics = lab.evaluate(spec, lab.begin(spec).tip)
         ids = np.asarray([x[0] for x, _ in examples(lab, spec)], np.float64)
         counted = {"ids/count": len(ids), "ids/sum": float(ids.sum()), "ids/squares": float((ids**2).sum())}
         results.append([metrics, counted])
-        spec = run_of("linear", replicas, batch)
-        head = lab.train_and_commit(spec, 3)
-        metrics = lab.evaluate(spec, head.tip)
-        results.append([metrics, truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))])
     return results
 
 
-def assert_expected(results: list[list[dict[str, float]]]) -> None:
-    assert len(results) == 2 * len(BATCHES)
-    for metrics, expected in results:
-        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-5)
-    # Sample weights matter here, and no batch size or replica count divides the examples.
-    assert results[1][1]["weighted"] != pytest.approx(results[1][1]["accuracy"], rel=1e-3)
-    assert all(results[0][1]["ids/count"] % number for number in range(2, 9))
+def linear(lab: Lab, replicas: int) -> list[dict[str, float]]:
+    """Return metrics and expected values of the linear model."""
+    spec = run_of("linear", replicas, BATCHES[-1])
+    head = lab.train_and_commit(spec, 3)
+    return [lab.evaluate(spec, head.tip), truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))]
 
 
 @pytest.fixture
@@ -139,22 +136,10 @@ def lab(tmp_path: Path) -> Lab:
     return lab_of(tmp_path, MODEL)
 
 
-@pytest.mark.slow
-def test_every_example_counts_once(lab: Lab) -> None:
-    assert_expected(evaluations(str(lab.root), 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_every_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
-    assert_expected(in_fresh_process(evaluations, folder=str(lab.root), replicas=replicas))
-
-
-def averages(folder: str, replicas: int, mixed: bool) -> list[dict[str, float]]:
-    lab = lab_at(folder)
-    options = {"use_ema": True, "mixed": mixed}
-    spec = run_of("linear", replicas, 4, model__options=options)
-    head = lab.train_and_commit(spec, 3)
+def averages(lab: Lab, replicas: int, **options: Any) -> list[dict[str, float]]:
+    options = {"use_ema": True, **options}
+    spec = run_of("linear", replicas, 4, train__steps=5, model__options=options)
+    head = lab.train_and_commit(spec, 5)
     before = lab.tensors(spec, head.tip)
     metrics = lab.evaluate(spec, head.tip)
     assert lab.tensors(spec, head.tip) == before
@@ -167,57 +152,47 @@ def assert_averaged(metrics: dict[str, float], averaged: dict[str, float], plain
     assert averaged["loss"] != pytest.approx(plain["loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ema_averages_are_evaluated(lab: Lab, mixed: bool) -> None:
-    assert_averaged(*averages(str(lab.root), 1, mixed))
+@pytest.mark.slow
+def test_ema_averages_are_evaluated(lab: Lab) -> None:
+    """`test_optimizers.py` has more of them."""
+    assert_averaged(*averages(lab, 1, mixed=True, several=True, accumulates=2))
 
 
-def test_before_the_first_step_there_are_no_averages(lab: Lab) -> None:
-    spec = run_of("linear", 1, 4, model__options={"use_ema": True})
-    tip = lab.begin(spec).tip
-    weights = saved(lab, spec, tip, "model/out/{}/")
-    assert lab.evaluate(spec, tip)["loss"] == pytest.approx(truth(lab, spec, weights)["loss"], rel=2e-5)
+def on_replicas(folder: str, replicas: int) -> list[Any]:
+    lab = lab_at(folder)
+    return [each(lab, replicas) for each in (counts, linear, averages)]
 
 
 @pytest.mark.slow
-def test_ema_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
-    assert_averaged(*in_fresh_process(averages, folder=str(lab.root), replicas=2, mixed=False))
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_every_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
+    """With full batches and a remainder, with fewer examples than a batch; and of averages."""
+    counted, plain, averaged = in_fresh_process(on_replicas, folder=str(lab.root), replicas=replicas)
+    assert len(counted) == len(BATCHES)
+    for metrics, expected in (*counted, plain):
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-5)
+    # Sample weights matter here, and no batch size or replica count divides the examples.
+    assert plain[1]["weighted"] != pytest.approx(plain[1]["accuracy"], rel=1e-3)
+    assert all(counted[0][1]["ids/count"] % number for number in range(2, 9))
+    assert_averaged(*averaged)
 
 
 @pytest.mark.slow
-def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
-    lab, spec = Lab(tmp_path), spec_of("functional")
-    start = lab.begin(spec).tip
-    assert start is not None
-    PROCESS_STATE.forget()
-    half = lab.train(spec, start, 5)
-    lab.evaluate(spec, half.staged)
-    disturbed = lab.train(spec, half.staged, 11)
-    PROCESS_STATE.forget()
-    half_again = lab.train(spec, start, 5)
-    preserved_global_state = lab.train(spec, half_again.staged, 11)
-    assert differing(lab.tensors(spec, disturbed.staged), lab.tensors(spec, preserved_global_state.staged)) == []
-    assert disturbed.history == preserved_global_state.history
-    assert lab.evaluate(spec, half.staged) == lab.evaluate(spec, half_again.staged)
-
-
-@pytest.mark.parametrize(("metric", "mode", "pick"), [("accuracy", "max", max), ("loss", "min", min)])
-@pytest.mark.slow
-def test_best_checkpoint_is_in_the_log(lab: Lab, metric: str, mode: str, pick: Any) -> None:
-    spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": metric, "mode": mode}, train__seed=3)
+def test_best_checkpoint_is_in_the_log(lab: Lab) -> None:
+    spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": "accuracy", "mode": "max"}, train__seed=3)
     found: dict[float, str] = {}
     lab.begin(spec)
     for border in (1, 15, 30):
         head = lab.train_and_commit(spec, border)
-        value = lab.evaluate(spec, head.tip)[metric]
+        value = lab.evaluate(spec, head.tip)["accuracy"]
         found.setdefault(value, head.tip.path)
         after = lab.log(spec).head()
         assert after is not None
         assert after.best is not None
         assert after.evaluated[-1] == head.tip.path
-        assert (after.best.metric, after.best.mode) == (metric, mode)
-        assert after.best.value == pick(found)
-        assert after.best.checkpoint.path == found[pick(found)]
+        assert (after.best.metric, after.best.mode) == ("accuracy", "max")
+        assert after.best.value == max(found)
+        assert after.best.checkpoint.path == found[max(found)]
         assert after.base == head.base
     assert len(found) > 1
 

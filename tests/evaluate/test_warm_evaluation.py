@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import StepFailed
-from tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.errors import StepFailed
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 FORMS = {"several": "dicts", "attention": "sequence", "weighted": "weighted"}
-ON_ONE_REPLICA = ("averaged", "mixed", "counting", "tf_generator")
-ON_TWO_REPLICAS = ("averaged", "own_step_compiled")
-AT_NIGHT = ("functional", "several", "own_tracker", "attention")  # each on one replica or on two
+# On one replica, and on two: by day models whose evaluation changes most; the others at night.
+AT_NIGHT = ("mixed", "counting", "tf_generator", "functional", "several", "own_tracker")
+AT_NIGHT_ON_TWO = ("averaged", "own_step_compiled", "functional", "attention")
 
 # Its test_step changes everything that a test_step can reach.
 MODEL = """
@@ -134,33 +134,37 @@ def assert_same(found: dict[str, Any]) -> None:
     assert found["trained"][0] == found["trained"][1]
 
 
-@pytest.mark.parametrize(
-    "build", [*ON_ONE_REPLICA, *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT[:3])]
-)
+@pytest.mark.parametrize("build", ["averaged", *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT)])
 @pytest.mark.slow
 def test_evaluation_leaves_the_trained_state_as_it_is(tmp_path: Path, build: str) -> None:
     assert_same(evaluated(str(tmp_path), build, 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "build", [*ON_TWO_REPLICAS, *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT[::3])]
-)
-def test_evaluation_on_replicas_leaves_the_state_as_it_is(tmp_path: Path, build: str) -> None:
-    assert_same(in_fresh_process(evaluated, folder=str(tmp_path), build=build, replicas=2))
-
-
-@pytest.mark.parametrize("build", ["restless", "escaping"])
+@pytest.mark.parametrize("build", [pytest.param("restless", marks=pytest.mark.nightly), "escaping"])
 @pytest.mark.slow
 def test_whatever_test_step_changes_is_put_back(tmp_path: Path, build: str) -> None:
+    """On two replicas below."""
     lab = lab_of(tmp_path, MODEL)
     assert_same(evaluated(str(tmp_path), build, 1, str(lab.code)))
 
 
+def evaluated_on_two_replicas(folder: str, own: list[str], of_zoo: list[str]) -> dict[str, Any]:
+    code = str(lab_of(Path(folder), MODEL).code)
+    return {build: evaluated(folder, build, 2, code) for build in own} | {
+        build: evaluated(folder, build, 2) for build in of_zoo
+    }
+
+
 @pytest.mark.slow
-def test_test_step_that_changes_weights_on_replicas(tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, MODEL)
-    assert_same(in_fresh_process(evaluated, folder=str(tmp_path), build="restless", replicas=2, code=str(lab.code)))
+@pytest.mark.parametrize(
+    ("own", "of_zoo"),
+    [(["restless"], []), pytest.param([], list(AT_NIGHT_ON_TWO), marks=pytest.mark.nightly)],
+)
+def test_evaluation_on_replicas_leaves_the_state_as_it_is(tmp_path: Path, own: list[str], of_zoo: list[str]) -> None:
+    found = in_fresh_process(evaluated_on_two_replicas, folder=str(tmp_path), own=own, of_zoo=of_zoo)
+    assert found.keys() == {*own, *of_zoo}
+    for each in found.values():
+        assert_same(each)
 
 
 @pytest.mark.slow
@@ -179,7 +183,7 @@ def test_model_that_callbacks_changed_is_not_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_failed_evaluation_drops_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tasks.evaluate.evaluator
+    import baton.tasks.evaluate.evaluator
 
     lab, spec = Lab(tmp_path), spec_of("plain")
     tip = lab.train_and_commit(spec, 5).tip
@@ -189,7 +193,7 @@ def test_failed_evaluation_drops_the_state(tmp_path: Path, monkeypatch: pytest.M
     lab.train(spec, lab.begin(spec).tip, 5)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         fail = StepFailed("fails while the averages are in use")
-        patch.setattr(tasks.evaluate.evaluator, "take_metrics", lambda *_: (_ for _ in ()).throw(fail))
+        patch.setattr(baton.tasks.evaluate.evaluator, "take_metrics", lambda *_: (_ for _ in ()).throw(fail))
         with pytest.raises(StepFailed):
             lab.evaluate(spec, tip)
     assert PROCESS_STATE.kept is None

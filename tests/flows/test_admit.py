@@ -11,18 +11,18 @@ import yaml
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
-from flows import admit as admission
-from flows import result as results
-from flows.admit import Admitted, LivenessProbe, admit, require_idle, require_still_idle
-from flows.commands.main import main
-from flows.opened_run import Goal, Run
-from flows.with_prefect import run_flows
-from flows.without_prefect import train
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import RunAtWork
-from tasks.foundation.machine.processes import is_running, process_name
+from baton.flows import admit as admission
+from baton.flows import result as results
+from baton.flows.admit import Admitted, LivenessProbe, admit, require_idle, require_still_idle
+from baton.flows.commands.main import main
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.with_prefect import run_flows
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import RunAtWork
+from baton.tasks.foundation.machine.processes import is_running, process_name
 from tests.support.clock import NOON, FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
@@ -97,12 +97,12 @@ def test_host_of_a_tpu_slice_is_refused_before_tensorflow(
 
 
 def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
-    from flows.admit import require_packages_and_source
-    from flows.opened_run import Run
+    from baton.flows.admit import require_packages_and_source
+    from baton.flows.opened_run import OpenedRun
 
     overrides = ["data={source: table, options: {path: t.csv, y: y}}", "model=other.py:build"]
     places = [f"stages.{stage}=a/b" for stage in ("prepare_data", "init_or_restore", "train_segment")]
-    require_packages_and_source(Run.open(load_run_file(file, [*overrides, *places])))
+    require_packages_and_source(OpenedRun.open(load_run_file(file, [*overrides, *places])))
 
 
 def test_a_mistyped_key_is_reported_before_the_missing_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,8 @@ CHANGED: dict[str, tuple[tuple[str, str], list[str], list[str]]] = {
         [],
         [
             "  model.code.model.Block: changed\n",
-            "  model.py:7, in Block.call:\n    - return x * 2.0\n    + return x * 3.0\n",
+            "  model.py:7, in Block.call:\n      def call(self, x):\n",
+            "\n    -     return x * 2.0\n    +     return x * 3.0\n",
             "baton run {file} {typed} --accept model.code\n",
             "--as NEW && baton run {file} {typed} --set run=NEW --accept model.code\n",
             "baton run {file} {typed} --set run=NEW (with",
@@ -236,7 +237,7 @@ def test_a_function_that_builds_the_model_is_told_before_imports_and_not_refused
     run.home.write(saved_code_path(written), written)
     (file.parent / "model.py").write_text(SAVED.replace("Dense(units)", "Dense(units=units)"), encoding="utf-8")
     recorder = EventRecorder()
-    opened = Run.open(load_run_file(run.run_file()))
+    opened = OpenedRun.open(load_run_file(run.run_file()))
     assert isinstance(admit(opened, Goal.of(opened.spec), telemetry=recorder), Admitted)
     (note,) = [event.text for event in recorder.events if "changed since" in event.text]
     assert "model.py:16" in note
@@ -286,7 +287,7 @@ def check_idle(run: FakeRun, clock: FakeClock) -> Callable[..., list[str]]:
             is_gone=lambda name: name == "gone",
         )
         recorder = EventRecorder()
-        opened = Run.open(load_run_file(run.run_file()))
+        opened = OpenedRun.open(load_run_file(run.run_file()))
         require_idle(opened, take_over=take_over, telemetry=recorder, probe=probe)
         return [event.text for event in recorder.events]
 
@@ -373,7 +374,7 @@ def test_relay_and_command_refuse_before_anything_starts(rival: FakeRun, capsys:
     file = load_run_file(rival.run_file())
     before = rival.files()
     with pytest.raises(RunAtWork):
-        train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder())
+        train(OpenedRun.open(file), Goal.of(file.spec), telemetry=EventRecorder())
     assert main(["run", str(rival.run_file())]) == 3
     assert "error: digits is at work: process 1 on host" in capsys.readouterr().err
     assert rival.files() == before
@@ -393,11 +394,11 @@ def test_a_complete_run_does_not_check_for_other_processes(rival: FakeRun, monke
     monkeypatch.setattr(results, "write_report", lambda *_given, **_named: None)
     file = load_run_file(rival.run_file(100))
     rival.evaluate(0.5)
-    assert train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"
+    assert train(OpenedRun.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"
 
 
 def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Run.open(load_run_file(run.run_file()))
+    opened = OpenedRun.open(load_run_file(run.run_file()))
     admitted = admit(opened, Goal.of(opened.spec), telemetry=EventRecorder())
     assert isinstance(admitted, Admitted)
     monkeypatch.setattr(admission, "process_name", lambda: "")  # otherwise it is this process

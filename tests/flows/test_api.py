@@ -4,14 +4,20 @@ import ast
 import base64
 import inspect
 import json
+import logging
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +26,15 @@ import numpy as np
 import pytest
 import yaml
 
-from flows.api import Rows, Run, _changes, _print_lines, in_python_words, run
-from flows.bare_process import _wait
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
-from tasks.foundation.model.code_digest import save_code
+from baton.flows.api import Rows, Run, _changes, _print_lines, in_python_words, run
+from baton.flows.bare_process import _wait
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
+from baton.tasks.foundation.model.saved_code import save_code
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
-from tests.support.lab import Lab, lab_of, spec_of
+from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 from tests.support.run_notebook import NOTEBOOK, REGENERATE, comparable, copy_of_runs
 
 OPTION = re.compile(r"--([a-z][a-z-]+)")
@@ -98,7 +104,8 @@ def test_notebook_has_the_outputs_of_its_cells(tmp_path: Path) -> None:
     folder = copy_of_runs(tmp_path / "runs")
     arguments = json.dumps({"notebook": NOTEBOOK.name})
     words = ["-m", "tests.support.call_function", "tests.support.run_notebook", "with_outputs", arguments]
-    done = forked.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | forked.forking_python()
+    done = forked.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
     before, _, result = done.stdout.partition("result: ")
     now, committed = json.loads(result), json.loads(NOTEBOOK.read_text(encoding="utf-8"))
@@ -211,7 +218,176 @@ def test_model_has_the_state_of_its_step(tmp_path: Path) -> None:
         opened.export(tmp_path / "model.h5")
 
 
+RUDE = """
+import logging
+import os
+import random
+import sys
+import warnings
+
+import numpy as np
+
+
+def be_rude(number):
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = os.environ["OMP_NUM_THREADS"] = str(number)
+    sys.path.insert(0, f"/nowhere/{number}")
+    warnings.simplefilter("ignore")
+    logging.getLogger().setLevel(number)
+    logging.getLogger("keras").addHandler(logging.NullHandler())
+    logging.getLogger("baton").disabled = True
+    logging.disable(number)
+    np.seterr(all="ignore")
+    sys.setrecursionlimit(3000 + number)
+    random.seed(number)
+    np.random.seed(number)
+    keras.utils.set_random_seed(number)
+    keras.config.set_epsilon(number / 1000)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.disable_interactive_logging()
+    keras.config.disable_traceback_filtering()
+    tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
+    tf.config.set_soft_device_placement(False)
+    tf.config.run_functions_eagerly(True)
+
+
+keras.config.set_floatx("float64")
+be_rude(7)
+random.random(), np.random.rand(), keras.random.normal(())
+AT_IMPORT = keras.layers.Dense(3)
+
+
+def build():
+    be_rude(8)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+"""
+
+
+KEEPS_BEST = {"checkpoint__keep_best": {"metric": "accuracy", "mode": "max"}}
+
+
+def global_state() -> dict[str, Any]:
+    """What Baton and the user's code can set in a process, as values that can be compared."""
+    import keras
+    import tensorflow as tf
+    from keras.src.backend.common import global_state as of_keras
+    from keras.src.random import seed_generator
+    from tensorflow.python.data.ops import debug_mode
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import config
+
+    from baton.tasks.foundation import keras_config
+
+    policy = keras.config.dtype_policy().name  # sets a policy where there is none
+    eager, source = context.context(), seed_generator.python_random
+    drawn = getattr(eager, "_rng", None)
+    loggers = [logging.getLogger(name) for name in ("baton", "keras", "tensorflow", "absl", "h5py")]
+    trackers = of_keras.GLOBAL_STATE_TRACKER, of_keras.GLOBAL_SETTINGS_TRACKER
+    return {
+        "environment": dict(os.environ),
+        "import path": sys.path[:],
+        "working folder": str(Path.cwd()),
+        "warnings": (warnings.filters[:], warnings.showwarning),
+        "loggers": {each.name: (each.level, each.disabled, each.propagate, each.handlers[:]) for each in loggers},
+        "root logger": (logging.root.level, logging.root.handlers[:], logging.root.manager.disable),
+        "errors of NumPy": np.geterr(),
+        "recursion": sys.getrecursionlimit(),
+        "random": (random.getstate(), random.seed, random.random),
+        "random of NumPy": repr(np.random.get_state()),  # noqa: NPY002
+        "random of TensorFlow": (eager._seed, drawn and drawn.getstate()),
+        "random of Keras": (id(source), source.getstate()),
+        "Keras": keras_config.keras_config(),
+        "kept by Baton": (keras_config._own[:], keras_config._kept[:]),
+        "Keras's state": (
+            [id(each) for each in trackers],
+            [{key: repr(value) for key, value in vars(each).items()} for each in trackers],
+        ),
+        "Keras's policy": policy,
+        "names": repr(of_keras.get_global_attribute("object_name_uids")),
+        "determinism": config.is_op_determinism_enabled(),
+        "debugging": (tf.config.functions_run_eagerly(), debug_mode.DEBUG_MODE),
+        "optimizer": (tf.config.optimizer.get_jit(), tf.config.optimizer.get_experimental_options()),
+        "devices": (tf.config.get_soft_device_placement(), tf.config.list_logical_devices()),
+        "precision": tf.config.experimental.tensor_float_32_execution_enabled(),
+        "threads": (
+            tf.config.threading.get_intra_op_parallelism_threads(),
+            tf.config.threading.get_inter_op_parallelism_threads(),
+        ),
+    }
+
+
+def trained_rudely(folder: str) -> None:
+    """A run with a best checkpoint, whose code sets everything at its import and in its function."""
+    lab = lab_of(Path(folder), RUDE)
+    spec = spec_of("build", **KEEPS_BEST)
+    head = lab.train_and_commit(spec, 4)
+    assert head.tip is not None
+    lab.evaluate(spec, head.tip)
+
+
+def changed_by_calls(home: str, file: str, out: str) -> dict[str, Any]:
+    """What each call of the Python face changes in this process, and the names of the layers of its models."""
+    import keras
+
+    opened = Run(home)
+    keras.utils.set_random_seed(3)
+    first = [float(keras.random.normal(())), keras.layers.Dense(1).name]
+    calls: dict[str, Callable[[], Any]] = {
+        "model": opened.model,
+        "model again": opened.model,
+        "best_model": opened.best_model,
+        "export": lambda: opened.export(Path(out) / "a.keras"),
+        "saved_model": lambda: opened.export(Path(out) / "saved", form="saved_model"),
+        "history": opened.history,
+        "evaluations": opened.evaluations,
+        "status": opened.status,
+        "run": lambda: run(file, until_step=4, progress=False),
+        "refused": lambda: opened.model(5),
+    }
+    changed, said = {}, []
+    for name, call in calls.items():
+        before = global_state()
+        with warnings.catch_warnings(record=True) as caught, suppress(InvalidInput):
+            warnings.simplefilter("always")
+            call()
+        after = global_state()
+        changed[name] = [key for key in before if before[key] != after[key]]
+        said += [str(each.message) for each in caught if "another configuration" in str(each.message)]
+    keras.utils.set_random_seed(3)
+    again = [float(keras.random.normal(())), keras.layers.Dense(1).name]
+    policies = [layer.dtype_policy.name for layer in opened.model().layers]
+    return {"changed": changed, "said": said, "drawn": [first, again], "policies": policies}
+
+
 @pytest.mark.slow
+def test_calls_leave_the_callers_process_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in forked.forking_python().items():
+        monkeypatch.setenv(name, value)
+    in_fresh_process(trained_rudely, folder=str(tmp_path))
+    home, file = tmp_path / "storage" / "build", run_file(Lab(tmp_path, tmp_path / "code"), **KEEPS_BEST)
+    found = in_fresh_process(changed_by_calls, home=str(home), file=str(file), out=str(tmp_path))
+    assert {name: keys for name, keys in found["changed"].items() if keys} == {}
+    assert len(found["changed"]) == 10
+    (first, name), (again, next_name) = found["drawn"]
+    assert (again, name, next_name) == (first, "dense", "dense_1")
+    assert found["policies"] == ["mixed_bfloat16"]
+    calls = "keras.config.set_epsilon(0.008), keras.config.set_floatx('float64')"
+    assert found["said"] == [f"the model was trained with another configuration; call {calls}"] * 3
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that this one trains in are forks."""
+    (python,) = forked.forking_python().values()
+    monkeypatch.setattr(sys, "executable", python)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 def test_interrupt_commits_and_is_raised(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     file = run_file(lab, train__steps=10_000_000, train__segment_steps=50)
@@ -239,6 +415,7 @@ def test_interrupt_commits_and_is_raised(tmp_path: Path) -> None:
     assert (status["step"] > 0, status["at_work"]) == (True, [])
 
 
+@pytest.mark.usefixtures("forking")
 def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     file = run_file(lab)
@@ -275,10 +452,42 @@ def test_rows_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> No
 def test_import_is_light_and_typed() -> None:
     heavy = ("tensorflow", "keras", "prefect", "numpy", "typer")
     code = (
-        "import sys, flows; print('flows.api' in sys.modules); from flows import run, Run; "
+        "import sys, baton; print('baton.flows.api' in sys.modules); from baton import run, Run; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "[]"]
-    assert (CHECKOUT / "flows" / "py.typed").is_file()
-    assert (CHECKOUT / "tasks" / "py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_wheel_is_one_package_that_users_modules_hide_nothing_of(tmp_path: Path) -> None:
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    subprocess.run([*wheel, str(tmp_path), str(copy_of_sources(tmp_path / "sources"))], check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as packed:
+        packed.extractall(tmp_path / "site")
+        names = {name for name in packed.namelist() if ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in names} == {"baton"}
+    assert {"baton/py.typed", "baton/flows/commands/new_run/run.yaml", "baton/tasks/evaluate/report/curves.js"} <= names
+    files = [file for name in ("flows", "tasks") for file in (CHECKOUT / name).rglob("*.py")]
+    sources = {f"baton/{file.relative_to(CHECKOUT)}" for file in files}
+    assert names >= sources - {"baton/flows/package/__init__.py"}
+    user = tmp_path / "user"
+    (user / "flows").mkdir(parents=True)
+    (user / "flows" / "__init__.py").write_text("")
+    (user / "tasks.py").write_text("raise RuntimeError('this is not of Baton')")
+    (user / "train.py").write_text(
+        "import baton.tasks.stages, flows; from baton import run, Run; print(run.__module__)"
+    )
+    command = [sys.executable, "-c", "import baton, train; print(baton.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=user, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["baton.flows.api", str(tmp_path / "site" / "baton" / "__init__.py")]
+
+
+def copy_of_sources(folder: Path) -> Path:
+    """What a wheel is made of, in a folder of its own, because setuptools writes beside it."""
+    for name in ("flows", "tasks"):
+        shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, folder)
+    return folder

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flows.runner import InProcess
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import StepFailed
-from tasks.foundation.log.appends import overdue_evaluation
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.telemetry.events import Event, Training, Waiting
+from baton.flows.runner import InProcess
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import StepFailed
+from baton.tasks.foundation.log.appends import overdue_evaluation
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.telemetry.events import Event, Training, Waiting
 from tests.support.lab import Lab, spec_of
 from tests.support.watched_relay import LONGEST_SECONDS, HeldSave, command
 

@@ -8,29 +8,95 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from flows.facts import list_page, pace_of, state_of
-from tasks.foundation.log.appends import finish
-from tasks.foundation.storage.opening import open_storage
+from baton.flows.commands.main import main
+from baton.flows.facts import list_page, pace_of
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.log.appends import finish
+from baton.tasks.foundation.log.attempts import cause_of, last_attempt, state_of
+from baton.tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.counting_storage import Counting
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
 from tests.support.sent_requests import Requests, requests_of, responding_together
 
+FAILED = {"ended": "NonFinite", "message": "the loss is not finite at step 2\nhint: lower it"}
+
 
 @pytest.mark.parametrize(
-    ("at_work", "ended_early", "step", "target", "state"),
+    ("now", "step", "target", "ended", "state"),
     [
-        (True, False, 100, 100, "at work"),
-        (False, True, 50, 100, "ended early"),
-        (False, False, 100, 100, "complete"),
-        (False, False, 99, 100, "incomplete"),
-        (False, False, 99, None, "unknown"),
+        ("at work", 100, 100, "NonFinite", "at work"),
+        ("ended early", 50, 100, None, "ended early"),
+        ("", 100, 100, "NonFinite", "complete"),
+        ("", 99, 100, None, "incomplete"),
+        ("", 99, 100, "KeyboardInterrupt", "incomplete"),
+        ("", 99, 100, "StoreUnreachable", "incomplete"),
+        ("", 99, 100, "IdentityChanged", "incomplete"),
+        ("", 99, 100, "NonFinite", "failed"),
+        ("", 99, 100, "hung", "failed"),
+        ("", 99, None, "MemoryError", "failed"),
+        ("", 99, None, None, "unknown"),
     ],
 )
-def test_state_of_a_run(at_work: bool, ended_early: bool, step: int, target: int | None, state: str) -> None:
-    assert state_of(at_work=at_work, ended_early=ended_early, step=step, target=target) == state
+def test_state_of_a_run(now: str, step: int, target: int | None, ended: str | None, state: str) -> None:
+    flags = {"at_work": now == "at work", "ended_early": now == "ended early"}
+    assert state_of(**flags, step=step, target=target, last=record_of("a", ended=ended)) == state
+
+
+USER_ERROR = "a.py, line 7, in f:\n    raise X\n  callbacks.py:make: f of Own raised X: text\nhint: correct it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "killed or crashed in train"),
+        ({"ended": "sigint"}, "stopped by Ctrl-C (SIGINT)"),
+        ({"ended": "Terminated"}, "stopped by SIGTERM"),
+        ({"ended": "preempted"}, "preempted"),
+        (FAILED, "NonFinite: the loss is not finite at step 2"),
+        (
+            {"ended": "StepFailed", "message": USER_ERROR},
+            "StepFailed: callbacks.py:make: f of Own raised X: text (a.py, line 7, in f)",
+        ),
+    ],
+)
+def test_cause_is_one_line(changes: dict[str, object], words: str) -> None:
+    assert cause_of("incomplete", record_of("a", **changes)) == words
+    assert cause_of("complete", record_of("a", **changes)) == ""
+
+
+def test_last_attempt_is_no_stage_and_no_loser_of_a_race() -> None:
+    """A loser says nothing about the run, which another process goes on with."""
+    later = {"alive": "2030-01-01T00:00:00+00:00"}
+    records = [
+        record_of("a", **FAILED),
+        record_of("b", within="a", **later),
+        record_of("c", ended="StaleWriter", **later),
+    ]
+    last = last_attempt(records)
+    assert last is not None
+    assert last.attempt == "a"
+    assert last_attempt([]) is None
+
+
+def test_status_list_and_log_show_first_why_a_run_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(tmp_path, "a", target=400).train(100)
+    run.attempt("b", **FAILED)
+    cause = "NonFinite: the loss is not finite at step 2"
+    for words in (["status", run.address], ["list", run.root.uri], ["log", run.address]):
+        assert main([*words, "--json"]) == 0
+        facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+        if words[0] == "log":
+            assert [(each["ended"], each["message"]) for each in facts["failed"]] == [(*FAILED.values(),)]
+            assert facts["hung"] == []
+        else:
+            [facts] = facts.get("runs", [facts])
+            assert (facts["state"], facts["cause"]) == ("failed", cause)
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown = [" ".join(lines[1:3])] if words[0] == "status" else lines
+        assert any(re.search(rf"failed +.*{cause}$", line) for line in shown)
 
 
 def test_pace_is_that_of_this_process() -> None:
@@ -38,6 +104,12 @@ def test_pace_is_that_of_this_process() -> None:
     assert pace_of(record, 1000) == (4.0, 175.0)
     assert pace_of(record, 200) == (4.0, 0.0)
     assert pace_of(record, None) == (4.0, None)
+
+
+def test_time_left_has_what_recurs_beside_the_steps() -> None:
+    """Evaluations, waits and commits come again; the start does not."""
+    seconds = {"train": 50.0, "evaluate": 140.0, "input wait": 6.0, "commit": 4.0, "compile": 20.0, "start-up": 9.0}
+    assert pace_of(record_of("a" * 32, from_step=100, step=300, seconds=seconds), 1000) == (4.0, 700.0)
 
 
 @pytest.mark.parametrize("changes", [{"step": 100}, {"seconds": {"compile": 20.0}}])
@@ -139,9 +211,24 @@ def test_list_says_state_target_and_who_is_at_work(tmp_path: Path, capsys: pytes
     assert at_work == {"trains": [{"attempt": "b", "host": "tpu-vm-3", "pid": 4711}]}
     assert main(["list", over.root.uri]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("  ")[-1] == "at work"
+    assert lines[0].split("  ")[-1] == "at work / cause"
+    assert re.fullmatch(r"stopped +incomplete +100/400 .* stopped by SIGTERM", lines[-2])
     assert re.fullmatch(r"old +100 +3 +\S+", lines[2])
     assert re.fullmatch(r"trains +at work +1500/2000 .* 4711 on tpu-vm-3", lines[-1])
+
+
+def test_one_run_makes_no_line_of_a_piped_list_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = FakeRun(tmp_path, "plain", target=100).train(100)
+    many = FakeRun(tmp_path, "many", target=100).train(100)
+    metrics = {f"metric_{number}": float(number) for number in range(25)}
+    body = Evaluation(checkpoint=many.tip, metrics=metrics, examples=1, seconds=0.5, keep_best=None)
+    many.log.append(lambda _: body, attempt="e" * 32)
+    plain.root.write("broken/log/00000000.json", b"{" * 900)
+    assert main(["list", plain.root.uri]) == 4
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "metric_0 0  metric_1 1  metric_2 2  and 22 more" in lines["many"]
+    assert len(lines["plain"]) < 200
+    assert "/broken/log/00000000.json" in lines["broken"]
 
 
 def test_target_is_as_of_the_newest_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from flows.opened_run import Goal, Run
-from flows.runner import InProcess
-from flows.without_prefect import train
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.errors import BatonError, ModelError
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Silent
-from tasks.stages import PREPARE_DATA
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.runner import InProcess
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.errors import BatonError, ModelError
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.stages import PREPARE_DATA
 
 RUN = """
 run: small
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 def train_in(folder: Path, *overrides: str) -> None:
     run = load_run_file(folder / "run.yaml", overrides)
-    train(Run.open(run), Goal.of(run.spec), telemetry=Silent())
+    train(OpenedRun.open(run), Goal.of(run.spec), telemetry=Silent())
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -104,12 +104,12 @@ def prepared(folder: Path, storage: LocalStorage, check: Any = None) -> list[str
 
 def test_the_model_check_does_not_change_the_dataset(folder: Path) -> None:
     """The examples use NumPy's global random state, which building a model seeds."""
-    from flows.admit import features_check
-    from tasks.foundation.machine.devices import acquire
+    from baton.flows.admit import features_check
+    from baton.tasks.foundation.machine.devices import acquire
 
     run = load_run_file(folder / "run.yaml")
     accelerator = acquire(run.spec.accelerator, None)
-    check = features_check(Run.open(run), accelerator, remote=frozenset(), telemetry=Silent())
+    check = features_check(OpenedRun.open(run), accelerator, remote=frozenset(), telemetry=Silent())
     assert check is not None
     checked = prepared(folder, LocalStorage(folder / "checked"), check)
     assert checked == prepared(folder, LocalStorage(folder / "unchecked"))

@@ -1,16 +1,17 @@
 """How far a run is trained where the run file, and what earlier commands aimed at, differ."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows.api import Run
-from flows.commands.main import main
-from flows.opened_run import override_to_continue
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
-from tasks.foundation.contracts.run_spec import RunSpec
+from baton.flows.api import Run
+from baton.flows.commands.main import main
+from baton.flows.opened_run import override_to_continue
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
+from baton.tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.fake_run import FakeRun
 
 MODEL = "def build_model():\n    return 1\n"
@@ -73,7 +74,7 @@ def test_every_verb_has_the_same_target(killed: FakeRun, capsys: pytest.CaptureF
     found += [Run(killed.address).status(), Run(file).status()]
     assert {(facts["target"], facts["state"]) for facts in found} == {(2000, "incomplete")}
     text = printed(capsys, "status", file)
-    assert "step        600 of 2000\nstate       incomplete\n" in text
+    assert re.search(r"\nstate       incomplete\nhome .*\nstep        600 of 2000\n", text)
     assert (f"run file    its target is step {steps}\n" in text) == (steps != 2000)
 
 

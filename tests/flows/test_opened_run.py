@@ -12,17 +12,18 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from flows.commands.main import main
-from flows.opened_run import RunHome, open_run, run_of_deployment, saved_run, write_run_file
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedFile
-from tasks.foundation.contracts.log_entry import Change, Head, Origin
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.errors import InvalidInput, RunLogError
-from tasks.foundation.model.code_changes import read_saved_code
-from tasks.foundation.model.code_digest import MOST_BYTES, save_code
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.commands.main import main
+from baton.flows.opened_run import RunHome, open_run, run_of_deployment, saved_run, write_run_file
+from baton.tasks.foundation.contracts import home_files
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedFile
+from baton.tasks.foundation.contracts.log_entry import Change, Head, Origin
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+from baton.tasks.foundation.errors import InvalidInput, RunLogError
+from baton.tasks.foundation.model.code_changes import read_saved_code
+from baton.tasks.foundation.model.saved_code import MOST_BYTES, save_code
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.fake_run import FakeRun
 from tests.support.lab import Lab, lab_of, spec_of
@@ -103,7 +104,7 @@ def test_home_alone_exports_and_evaluates(lab: Lab, tmp_path: Path, capsys: pyte
 
 
 def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    from tasks.init_or_restore.stage import init_or_restore
+    from baton.tasks.init_or_restore.stage import init_or_restore
 
     spec = spec_of("build")
     first = lab.begin(spec)
@@ -286,18 +287,18 @@ def test_paths_out_of_the_scratch_folder_are_refused(path: str) -> None:
         SavedFile.of(path, b"")
 
 
-@pytest.mark.slow
 def test_options_that_no_reader_would_read_are_refused_before_anything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(home_files, "_MOST_LISTS", 200)
     code = lab_of(tmp_path, MODEL).code
     values = spec_of("build").model_dump(mode="json") | {"storage": str(tmp_path / "storage")}
     values["model"]["options"] = {"table": "HERE"}
-    text = yaml.safe_dump(values).replace("HERE", "[" + "[]," * 200_001 + "[]]")
+    text = yaml.safe_dump(values).replace("HERE", "[" + "[]," * 201 + "[]]")
     (code / "run.yaml").write_text(text)
     assert main(["run", str(code / "run.yaml")]) == 2
     words = capsys.readouterr().err
-    assert "would have more than 200000 lists or 1000000 values, more than such a file may have" in words
+    assert "would have more than 200 lists or 1000000 values, more than such a file may have" in words
     assert "make smaller what goes into it: options in the run file" in words
     assert not (tmp_path / "storage").exists()
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import process_start
-from flows.commands.main import main
-from flows.process import mask_library_output
-from tasks.foundation.log.attempts import read_attempts
+from baton.flows import process_start
+from baton.flows.commands.main import main
+from baton.flows.process import mask_library_output
+from baton.tasks.foundation.log.attempts import read_attempts
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
@@ -29,7 +29,7 @@ SLEEPS = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 # The child is started in a thread that ends at once, like the thread that starts Prefect's server.
 PARENT = """
 import sys, threading, time
-from flows.process import start_child
+from baton.flows.process import start_child
 started = []
 
 def start():
@@ -44,7 +44,7 @@ time.sleep(600)
 
 PREFECT = """
 import time
-from flows.with_prefect.server import PrefectStart, set_quiet_defaults
+from baton.flows.with_prefect.server import PrefectStart, set_quiet_defaults
 set_quiet_defaults()
 print(PrefectStart()._server.process.pid, flush=True)
 time.sleep(600)
@@ -54,7 +54,7 @@ time.sleep(600)
 STOPPED_IN_ERROR = """
 import signal
 import tensorflow as tf
-from flows.process import Terminated, sigterm_raises
+from baton.flows.process import Terminated, sigterm_raises
 
 tf.errors.InvalidArgumentError.__init__ = lambda *given: signal.raise_signal(signal.SIGTERM)
 try:
@@ -67,9 +67,9 @@ except Terminated:
 PROOF = """
 import sys, threading, time
 from pathlib import Path
-from flows.proof.choose import training_of
-from flows.proof.execute import FreshProcesses
-from tasks.foundation.contracts.run_file import load_run_file
+from baton.flows.proof.choose import training_of
+from baton.flows.proof.execute import FreshProcesses
+from baton.tasks.foundation.contracts.run_file import load_run_file
 
 folder = Path(sys.argv[1])
 run = load_run_file(folder / "run.yaml")
@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def child_of_a_killed_parent(code: str, *words: str, **environment: str) -> int:
     """Start a process that starts a child, kill the process, and return the child's process id."""
     command = [sys.executable, "-c", code, *words]
-    parent = subprocess.Popen(
+    parent = forked.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -209,10 +209,10 @@ def test_a_full_disk_is_not_treated_as_a_closed_reader(run: FakeRun, monkeypatch
 KILLED = """
 import sys, time
 from pathlib import Path
-from flows.process import last_lines, tolerate_closed_readers
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.flows.process import last_lines, tolerate_closed_readers
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.ledger import Ledger
 
 home = LocalStorage(Path(sys.argv[1]))
 with tolerate_closed_readers(), Ledger(last_lines=last_lines) as ledger:
@@ -256,14 +256,14 @@ def test_last_lines_of_a_killed_process_are_in_the_report(tmp_path: Path) -> Non
 def test_closed_streams_are_opened_before_another_file_takes_their_number(
     run: FakeRun, tmp_path: Path, closed: tuple[int, ...]
 ) -> None:
-    words = [sys.executable, "-m", "flows.commands.main", "verify", run.address]
+    words = [sys.executable, "-m", "baton.flows.commands.main", "verify", run.address]
     shell = f"exec {' '.join(words)} {' '.join(f'{number}>&-' for number in closed)}"
     done = subprocess.run(["/bin/sh", "-c", shell], cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 4, done.stderr
     assert "Error" not in done.stderr
     # The process, and a child that inherits its streams.
     program = (
-        "import os, subprocess, sys; from flows.process import tolerate_closed_readers\n"
+        "import os, subprocess, sys; from baton.flows.process import tolerate_closed_readers\n"
         "with tolerate_closed_readers():\n"
         f"    taken = open({str(tmp_path / 'taken')!r}, 'w')\n"
         "    print('here', file=sys.stdout); print('here', file=sys.stderr)\n"
@@ -278,14 +278,14 @@ def test_closed_streams_are_opened_before_another_file_takes_their_number(
 
 def test_a_process_of_no_command_ends_as_python_ends_it() -> None:
     """A notebook that has trained with Baton: its code is not Baton's, nor how its process ends."""
-    program = "import sys, flows.process; sys.modules['tensorflow'] = sys"
+    program = "import sys, baton.flows.process; sys.modules['tensorflow'] = sys"
     done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_interrupt_that_was_handled_does_not_change_the_exit_code(tmp_path: Path) -> None:
     """Dataclasses are made by `exec` of a text, so imports are: an interrupt that comes in one is kept by Python."""
-    program = "import sys; from flows.process import exits_with\n"
+    program = "import sys; from baton.flows.process import exits_with\n"
     program += "try: exec('raise KeyboardInterrupt')\nexcept KeyboardInterrupt: sys.exit(exits_with(3))\n"
     (tmp_path / "ends.py").write_text(program)
     command = [sys.executable, "-m", "ends"]
@@ -296,8 +296,8 @@ def test_an_interrupt_that_was_handled_does_not_change_the_exit_code(tmp_path: P
 HOME_OF_CHILD = """
 import subprocess, sys
 from pathlib import Path
-from flows.process import exits_with
-from flows.process import has_temporary_home, provide_home_folder
+from baton.flows.process import exits_with
+from baton.flows.process import has_temporary_home, provide_home_folder
 provide_home_folder()
 in_child = subprocess.run([sys.executable, "-c", "import pathlib; print(pathlib.Path.home())"], stdout=subprocess.PIPE)
 assert in_child.stdout.decode().strip() == str(Path.home())
@@ -310,7 +310,7 @@ sys.exit(exits_with(0))
 def test_a_log_record_that_fails_at_the_exit_prints_no_traceback() -> None:
     program = """
 import logging, sys
-from flows.process import exits_with
+from baton.flows.process import exits_with
 
 class AfterShutdown(logging.Handler):
     def emit(self, record):

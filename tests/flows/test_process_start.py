@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from flows import process_start
-from flows.process_start import keep_hash_seed
-from tasks.foundation.machine.processes import hash_seed
+from baton.flows import process_start
+from baton.flows.process_start import keep_hash_seed
+from baton.tasks.foundation.machine.processes import hash_seed
 from tests.support.checkout import CHECKOUT
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 
 COMMAND = """
 import sys
-from flows.process_start import begin_with_fixed_hashes, keep_hash_seed
+from baton.flows.process_start import begin_with_fixed_hashes, keep_hash_seed
 
 verb, recorded, *_ = sys.argv[1:]
 begin_with_fixed_hashes(verb)
 warning = keep_hash_seed(None if recorded == "none" else int(recorded))
 
 import os
-from tasks.foundation.machine.processes import hash_seed
+from baton.tasks.foundation.machine.processes import hash_seed
 
 print(os.getpid(), hash_seed(), sys.flags.safe_path, sys.argv[1:], hash("a"), warning)
 """
@@ -69,8 +69,6 @@ def test_command_has_the_seed_of_its_run(
 def test_process_that_may_not_or_cannot_start_anew_goes_on(tmp_path: Path, options: tuple[str, ...]) -> None:
     """A verb that runs no code of the user; Python that ignores the variable."""
     verb = "run" if options else "status"
-    (tmp_path / "flows").symlink_to(CHECKOUT / "flows")
-    (tmp_path / "tasks").symlink_to(CHECKOUT / "tasks")
     seed, _, rest = of_command(tmp_path, *options, verb=verb, recorded="7")
     assert seed == "None"
     assert "sets have another order here" in rest
@@ -89,7 +87,7 @@ def test_variable_set_after_the_start_has_no_effect(inherited: str | None) -> No
     """Many a `seed_everything` sets it."""
     program = """
 import os
-from tasks.foundation.machine.processes import hash_seed
+from baton.tasks.foundation.machine.processes import hash_seed
 os.environ["PYTHONHASHSEED"] = "42"
 print(hash_seed())
 """
@@ -112,8 +110,8 @@ def test_process_with_closed_streams_starts_anew(tmp_path: Path, recorded: str) 
 def test_temporary_home_stays_with_the_program_that_made_it(tmp_path: Path) -> None:
     program = """
 import os, pathlib, sys
-from flows.process_start import begin_with_fixed_hashes, keep_hash_seed
-from flows.process import provide_home_folder
+from baton.flows.process_start import begin_with_fixed_hashes, keep_hash_seed
+from baton.flows.process import provide_home_folder
 begin_with_fixed_hashes()
 provide_home_folder()
 keep_hash_seed(7)
@@ -210,7 +208,7 @@ def test_keras_has_the_modules_that_wait() -> None:
 
 def test_keras_is_imported_without_scikit_learn_and_has_it() -> None:
     code = (
-        "import sys\nfrom flows.process_start import fast_imports\n"
+        "import sys\nfrom baton.flows.process_start import fast_imports\n"
         "with fast_imports():\n    import keras\n"
         "later = {'sklearn', 'keras.src.visualization.plot_image_gallery'}\n"  # the second looks for matplotlib
         "assert not later & set(sys.modules), 'imported'\n"

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from flows.admit import Admitted, admit
-from flows.opened_run import Goal, Run
-from flows.relay import relay
-from flows.result import RelayResult
-from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import StaleWriter
-from tasks.foundation.log.appends import stale_writer
-from tasks.foundation.stage import Place, Stage
-from tasks.stages import STAGES
+from baton.flows.admit import Admitted, admit
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.relay import relay
+from baton.flows.result import RelayResult
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import StaleWriter
+from baton.tasks.foundation.log.appends import stale_writer
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.stages import STAGES
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, run_with_code
 from tests.support.fake_run import FakeRun
@@ -47,7 +47,7 @@ class FakeRunner:
 
 
 def train(run: FakeRun, runner: FakeRunner, telemetry: EventRecorder, **goal: float) -> RelayResult:
-    opened = Run.open(load_run_file(run.run_file(steps=300)))
+    opened = OpenedRun.open(load_run_file(run.run_file(steps=300)))
     admitted = admit(opened, Goal.of(opened.spec, **goal), telemetry=telemetry)
     assert isinstance(admitted, Admitted)
     return relay(admitted, runner, telemetry=telemetry, attempt=OUR_ATTEMPT)

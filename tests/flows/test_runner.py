@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner import acquired_devices, stages_on_devices
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.machine.hosts import OneHost
+from baton.flows.runner import acquired_devices, stages_on_devices
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.machine.collectives import OneHost
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 
@@ -27,7 +27,7 @@ def test_no_accelerator_is_acquired_if_all_stages_are_remote(tmp_path: Path, mon
     def acquire(*_: object, **__: object) -> None:
         raise AssertionError("an accelerator was acquired")
 
-    monkeypatch.setattr("tasks.foundation.machine.devices.acquire", acquire)
+    monkeypatch.setattr("baton.tasks.foundation.machine.devices.acquire", acquire)
     spec = spec_of(tmp_path)
     with acquired_devices(spec, None, remote=ON_DEVICES, telemetry=EventRecorder()) as devices:
         assert isinstance(devices, OneHost)

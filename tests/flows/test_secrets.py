@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import without_prefect
-from flows.commands.main import main
-from flows.opened_run import saved_run
-from tasks.foundation.contracts.home_files import SavedCode
-from tasks.foundation.contracts.identity import differences, identity_in_run_file
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import PrepareDataCall, RemoteContext, pack, unpack
-from tasks.foundation.errors import InvalidInput, SourceError
-from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.flows import without_prefect
+from baton.flows.commands.main import main
+from baton.flows.opened_run import saved_run
+from baton.tasks.foundation.contracts.home_files import SavedCode
+from baton.tasks.foundation.contracts.identity import differences, identity_in_run_file
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall, RemoteContext, pack, unpack
+from baton.tasks.foundation.errors import InvalidInput, SourceError
+from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.telemetry.ledger import Ledger
 from tests.support.fake_run import FakeRun
 from tests.support.lab import lab_of, spec_of
 

@@ -1,24 +1,30 @@
 """A command sends the curves of its run to the tracker that the run file names, and needs none to train."""
 
 import importlib.util
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.admit import Admitted, admit
-from flows.opened_run import Goal, Run
-from flows.relay import relay
-from flows.result import RelayResult
-from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import RunFileError
-from tasks.foundation.log.history import history_of
-from tasks.foundation.telemetry import trackers
+from baton.flows.admit import Admitted, admit
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.relay import relay
+from baton.flows.result import RelayResult
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry import trackers
 from tests.flows.test_relay import FakeRunner
 from tests.foundation.telemetry.test_trackers import Recording
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import run_with_code
 from tests.support.fake_run import FakeRun
+from tests.support.training_child import Child
 from tests.support.wandb_folder import in_folder
 
 
@@ -26,6 +32,12 @@ from tests.support.wandb_folder import in_folder
 def _wait_for_slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "_END_SECONDS", 300.0)
     monkeypatch.setattr(trackers, "LAST_SECONDS", 300.0)  # an earlier test of this process may have asked it to stop
+
+
+@pytest.fixture(autouse=True)
+def _service_of_wandb_is_for_this_process() -> Iterator[None]:
+    yield
+    os.environ.pop("WANDB_SERVICE", None)  # W&B sets it, and a process that has it writes its runs through this one
 
 
 @pytest.fixture
@@ -40,7 +52,7 @@ def go(
         run.train(request.until_step)
         return SegmentResult.superseded(request)
 
-    opened = Run.open(load_run_file(run.run_file(steps=steps), [f"tracking.{tracker}={setting}"]))
+    opened = OpenedRun.open(load_run_file(run.run_file(steps=steps), [f"tracking.{tracker}={setting}"]))
     admitted = admit(opened, Goal.of(opened.spec), telemetry=telemetry)
     if isinstance(admitted, RelayResult):
         return admitted
@@ -136,9 +148,45 @@ def test_wandb_has_one_offline_run_over_several_commands(run: FakeRun) -> None:
     assert sorted(home.glob("wandb/offline-run-*/*")) == before
 
 
+@pytest.mark.slow
+def test_trackers_of_a_cancelled_run_lose_and_repeat_no_point(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("relays")
+    lengths = ["train.steps=200", "train.segment_steps=20", "train.log_every_steps=10", "evaluate.every_steps=40"]
+    trackers_of_run = [f"tracking.mlflow={{uri: '{uri}', experiment: relays}}", "tracking.wandb={project: relays}"]
+    extra = [*lengths, *trackers_of_run, "model.options.width=8"]
+
+    def start() -> Child:
+        return Child("digits", tmp_path / "storage", extra=extra, notes=tmp_path)
+
+    for commits, number in ((2, signal.SIGTERM), (5, signal.SIGINT)):
+        child = start()
+        assert child.until_commits(commits)
+        child.process.send_signal(number)
+        assert "Traceback" not in child.finish(3).stderr
+    done = start().finish(0)
+    home = Path(done.result["home"])
+    log = RunLog(LocalStorage(home))
+    entries = list(log.entries())
+    points = sorted(
+        (point.key.name, point.key.step) for point in trackers._points(entries, history_of(entries).lineage)
+    )
+    [found] = client.search_runs([experiment])
+    of_mlflow = [
+        (name, each.step) for name in found.data.metrics for each in client.get_metric_history(found.info.run_id, name)
+    ]
+    run, of_wandb = in_folder(home)
+    assert run == log.entry(0).attempt
+    assert sorted(of_mlflow) == points
+    assert [(name, step) for name, step, _ in of_wandb] == points
+
+
 def test_offline_run_needs_a_home_on_a_local_disk(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name)
     settings = ["tracking.wandb={project: p}", "storage=memory://elsewhere"]
-    opened = Run.open(load_run_file(run.run_file(steps=300), settings))
+    opened = OpenedRun.open(load_run_file(run.run_file(steps=300), settings))
     with pytest.raises(RunFileError, match="storage is memory://elsewhere; take a folder on a local disk"):
         admit(opened, Goal.of(opened.spec), telemetry=EventRecorder())

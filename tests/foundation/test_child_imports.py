@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.child_imports import Import, share_with_children
+from baton.tasks.foundation.child_imports import Import, share_with_children
 from tests.support.checkout import CHECKOUT
 
 DATA = """
@@ -60,7 +60,7 @@ SCRIPT = """
 import json
 from pathlib import Path
 
-from tasks.foundation.user_code import load_function
+from baton.tasks.foundation.user_functions import load_function
 
 if __name__ == "__main__":
     folder = Path("user").absolute()

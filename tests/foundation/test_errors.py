@@ -2,8 +2,8 @@
 
 import inspect
 
-from tasks.foundation import errors
-from tasks.foundation.errors import BatonError
+from baton.tasks.foundation import errors
+from baton.tasks.foundation.errors import BatonError
 
 _INDENT = 4
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import keras
 import pytest
 
-from tasks.foundation import user_code as module
-from tasks.foundation.contracts.log_entry import KerasConfig
-from tasks.foundation.errors import InvalidInput, ModelError
-from tasks.foundation.model import build
-from tasks.foundation.model.build import preserved_random_states
-from tasks.foundation.user_code import keep_keras_config, keras_config, require_keras_file, set_keras_config
+from baton.tasks.foundation import keras_config as module
+from baton.tasks.foundation.contracts.log_entry import KerasConfig
+from baton.tasks.foundation.errors import InvalidInput, ModelError
+from baton.tasks.foundation.keras_config import keep_keras_config, keras_config, require_keras_file, set_keras_config
+from baton.tasks.foundation.model import build
+from baton.tasks.foundation.model.build import preserved_random_states
 from tests.support.lab import built, lab_of, spec_of
 
 OTHER = KerasConfig(epsilon=1e-3, floatx="float64", image_data_format="channels_first")

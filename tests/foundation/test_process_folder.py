@@ -25,7 +25,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 
-from tasks.foundation.user_code import load_function
+from baton.tasks.foundation.user_functions import load_function
 
 print(float(load_function("model.py:build", Path.cwd())(-2.0)), flush=True)
 sys.stdin.read()

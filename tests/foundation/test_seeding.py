@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 from keras.src.random import seed_generator
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX, load_function
-from tasks.init_or_restore.weights.loading import call_weights_function
-from tasks.prepare_data.sources.registry import open_source
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.user_functions import USER_PACKAGE_PREFIX, load_function
+from baton.tasks.init_or_restore.weights.loading import call_weights_function
+from baton.tasks.prepare_data.sources.registry import open_source
 
 MODULE = """
 import random

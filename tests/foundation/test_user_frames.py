@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import UserFrame, is_user_file, remember_run_folder, user_frames
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import UserFrame, is_user_file, remember_run_folder, user_frames
 
 BATON = Path(__file__).resolve().parents[2]
 

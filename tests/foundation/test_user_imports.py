@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import require_imports
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.user_functions import load_function, require_imports
 
 MISSING = {
     "of the file": {"model.py": "import keras\nimport no_such_package.part as part\n"},
@@ -48,3 +48,17 @@ def test_missing_package_in_run_file_is_refused(tmp_path: Path) -> None:
     require_imports("json.decoder:JSONDecoder", tmp_path)
     with pytest.raises(ModelError, match=r"no_such_package\.part:build: package no_such_package is not installed here"):
         require_imports("no_such_package.part:build", tmp_path)
+
+
+def test_a_file_beside_it_is_imported_relatively(tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text("x = 1\n")
+    (tmp_path / "data.py").write_text("from prep import x\n\n\ndef load(): ...\n")
+    (tmp_path / "late.py").write_text("try:\n    import prep\nfinally:\n    pass\n\n\ndef load(): ...\n")
+    words = r"prep\.py beside it; files of a run import each other relatively: from \.prep import"
+    with pytest.raises(ModelError, match=rf"data\.py, line 1, imports prep, which is {words}"):
+        require_imports("data.py:load", tmp_path)
+    with pytest.raises(ModelError, match=f"hint: prep is {words}"):
+        load_function("late.py:load", tmp_path)
+    (tmp_path / "data.py").write_text("from .prep import x\n\n\ndef load(): ...\n")
+    require_imports("data.py:load", tmp_path)
+    load_function("data.py:load", tmp_path)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec, with_examples
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec, with_examples
 from tests.support.lab import Lab, differing, in_fresh_process, keep_trainer, rows_of
 
 GALLERY = Path(__file__).parent
@@ -77,8 +77,8 @@ def on_two_replicas(folder: str, names: list[str], log_every: int) -> dict[str, 
 def _of_each(
     check: Callable[[Lab, str, int], dict[str, Any]], folder: str, names: list[str], log_every: int
 ) -> dict[str, dict[str, Any]]:
-    from tasks.foundation.state.warm_state import PROCESS_STATE
-    from tasks.init_or_restore import model_requirements
+    from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+    from baton.tasks.init_or_restore import model_requirements
 
     # This check traces each step once more, for an error message that no example needs.
     model_requirements.require_train_step = lambda *_model, **_settings: None
@@ -97,7 +97,7 @@ def _of_each(
 
 def _spec(lab: Lab, name: str, *, log_every: int, replicas: int = 1) -> RunSpec:
     settings = [f"train.log_every_steps={log_every}", "accelerator.kind=cpu", f"accelerator.replicas={replicas}"]
-    from tasks.foundation.machine.devices import acquire
+    from baton.tasks.foundation.machine.devices import acquire
 
     spec = load_run_file(GALLERY / name / "run.yaml", settings).spec
     acquire(spec.accelerator, None)  # before data.py, as a run does: a tf.data.Dataset starts TensorFlow
@@ -111,9 +111,9 @@ def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
         "differing": keys of the checkpoint that differ between straight and cut. "digests": of both. "rows": of both.
         "losses": metrics of each step. "fit": the same of `fit`, none for UNSEEDED. "weights": their number.
     """
-    from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-    from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
-    from tasks.foundation.state.warm_state import PROCESS_STATE
+    from baton.tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+    from baton.tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
+    from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 
     spec = _spec(lab, name, log_every=log_every)
     start = lab.begin(spec).tip
@@ -151,9 +151,9 @@ def _two_replicas(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
         "changed": paths whose values on two replicas are not those of the checkpoint. "at": its step. "went_on": rows
         of the steps that follow.
     """
-    from tasks.foundation.machine.devices import acquire
-    from tasks.foundation.state.warm_state import Recipe
-    from tasks.train_segment.trainer import put_back_trainer, take_trainer
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.foundation.state.warm_state import Recipe
+    from baton.tasks.train_segment.trainer import put_back_trainer, take_trainer
 
     spec = _spec(lab, name, log_every=log_every, replicas=2)
     tip = lab.begin(spec).tip
@@ -206,10 +206,10 @@ def fit_losses(
     import keras
     import tensorflow as tf
 
-    from tasks.foundation.dataset.manifest import load_manifest
-    from tasks.foundation.dataset.model_inputs import model_inputs
-    from tasks.foundation.dataset.read import training_dataset
-    from tasks.foundation.model.variables import leaves_of
+    from baton.tasks.foundation.dataset.manifest import load_manifest
+    from baton.tasks.foundation.dataset.model_inputs import model_inputs
+    from baton.tasks.foundation.dataset.read import training_dataset
+    from baton.tasks.foundation.model.variables import leaves_of
 
     dataset = lab.prepare(spec)
     batches = training_dataset(

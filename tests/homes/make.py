@@ -95,7 +95,7 @@ def make(folder: Path) -> None:
             train(folder, "--until-step", "20", "--max-segments", "1")
     if kind == "forked":
         subprocess.run([sys.executable, str(DRIVER), "run.yaml", "--until-step", "10"], cwd=folder, check=True)
-        words = ["-m", "flows.commands.main", "fork", "storage/small", "--as", "branch"]
+        words = ["-m", "baton.flows.commands.main", "fork", "storage/small", "--as", "branch"]
         subprocess.run([sys.executable, *words], cwd=folder, check=True)
     train(folder, "--until-step", "20")
     if kind == "quarantined":

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.init_or_restore.model_requirements import Dependence, batch_dependent_parts, describe_dependence
+from baton.tasks.init_or_restore.model_requirements import Dependence, batch_dependent_parts, describe_dependence
 
 BATCH = "statistics of one replica's examples; synchronized=True uses those of all replicas"
 RANDOM = "random, each replica draws its own values"

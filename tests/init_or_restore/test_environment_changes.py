@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.contracts.log_entry import Environment, KerasConfig
-from tasks.init_or_restore.stage import _environment_words
+from baton.tasks.foundation.contracts.log_entry import Environment, KerasConfig
+from baton.tasks.init_or_restore.stage import _environment_words
 
 
 def on(replicas: int, intra: int = 1) -> Environment:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import ModelError
-from tasks.init_or_restore.model_requirements import extremes_of, require_extremes
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.init_or_restore.model_requirements import extremes_of, require_extremes
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODELS = """
@@ -55,6 +55,46 @@ def tokens(rows=10):
     return of(x, keras.layers.Dense(3)(keras.layers.Flatten()(keras.layers.Embedding(rows, 2)(x))), "mse")
 
 
+def two_columns(users=5):
+    x = keras.Input((2,), dtype="int64")
+    user, movie = keras.layers.Embedding(users, 4)(x[:, 0]), keras.layers.Embedding(50, 4)(x[:, 1])
+    return of(x, keras.layers.Dot(1)([user, movie]), "mse")
+
+
+class Recommender(keras.Model):  # https://keras.io/examples/structured_data/collaborative_filtering_for_movielens/
+    def __init__(self, users, movies, size):
+        super().__init__()
+        settings = {"embeddings_initializer": "he_normal", "embeddings_regularizer": keras.regularizers.l2(1e-6)}
+        self.user_embedding = keras.layers.Embedding(users, size, **settings)
+        self.user_bias = keras.layers.Embedding(users, 1)
+        self.movie_embedding = keras.layers.Embedding(movies, size, **settings)
+        self.movie_bias = keras.layers.Embedding(movies, 1)
+
+    def call(self, inputs):
+        user_vector, user_bias = self.user_embedding(inputs[:, 0]), self.user_bias(inputs[:, 0])
+        movie_vector, movie_bias = self.movie_embedding(inputs[:, 1]), self.movie_bias(inputs[:, 1])
+        return ops.sigmoid(ops.tensordot(user_vector, movie_vector, 2) + user_bias + movie_bias)
+
+
+def recommender():
+    model = Recommender(5, 50, 4)
+    model.compile(loss=keras.losses.BinaryCrossentropy(), optimizer=keras.optimizers.Adam(learning_rate=0.001))
+    return model
+
+
+def two_labels():
+    x = keras.Input((2,))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return of(x, keras.layers.Dense(50)(x), lambda y, p: loss(y[:, 0], p[:, :5]) + loss(y[:, 1], p))
+
+
+def shared_rows():
+    # The table has rows of the second kind only behind those of the first.
+    x = keras.Input((2,), dtype="int64")
+    rows = keras.layers.Embedding(60, 4)(x[:, 1] - 40 * ops.cast(ops.equal(x[:, 0], 4), "int64"))
+    return of(x, keras.layers.Dense(1)(rows), "mse")
+
+
 def tagger():
     x = keras.Input((4,), dtype="int32")
     y = keras.layers.Dense(3, "softmax")(keras.layers.Embedding(10, 2)(x))
@@ -73,6 +113,9 @@ def load(form="label", bad=0, dtype="int64"):
             "label": lambda: (x, np.dtype(dtype).type(value)),
             "two": lambda: (x, {"a": np.zeros(5, "f4"), "b": np.int64(value)}),
             "tokens": lambda: (token, np.zeros(3, "f4")),
+            "pair": lambda: (np.int64([number % 5, bad if number == 17 else number]), np.float32(number % 2)),
+            "kinds": lambda: (np.int64([4, 90] if number == 17 else [number % 4, number]), np.float32(number % 2)),
+            "classes": lambda: (x, np.int64([number % 5, bad if number == 17 else number])),
             "tags": lambda: (np.int32([1, 2, 3, 4]), np.int32([0, 1, value, -100])),
         }[form]()
 
@@ -103,7 +146,15 @@ def spec(build: str, *, form: str = "label", bad: float = 0, dtype: str = "int64
     return spec_of(build, run="run", data__options=options, train__global_batch_size=4, **changes)
 
 
+def at_night(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 CLASSES = "and the loss of model.py:classifier, whose output is float32[batch, 3], cannot be computed with it: "
+
+
+def id_of(value: Any) -> str:
+    return f"{value.model.build} {value.data.options}" if isinstance(value, RunSpec) else ""
 
 
 @pytest.mark.slow
@@ -111,18 +162,30 @@ CLASSES = "and the loss of model.py:classifier, whose output is float32[batch, 3
     ("run", "words"),
     [
         (spec("classifier", bad=3), ["data.py:load, example 17: y is 3", CLASSES, "= 3 is not in [0, 3)"]),
-        (spec("classifier", bad=-1), ["example 17: y is -1", "= -1 is not in [0, 3)"]),
-        (spec("classifier", bad=200, dtype="uint8"), ["example 17: y is 200"]),
-        (spec("classifier", bad=7, dtype="float32"), ["example 17: y is 7.0"]),
+        at_night(spec("classifier", bad=-1), ["example 17: y is -1", "= -1 is not in [0, 3)"]),
+        at_night(spec("classifier", bad=200, dtype="uint8"), ["example 17: y is 200"]),
+        at_night(spec("classifier", bad=7, dtype="float32"), ["example 17: y is 7.0"]),
         (spec("classifier", bad=3, data__validation_fraction=0.6), ["example 17: y is 3"]),
-        (spec("classifier", bad=3, accelerator__replicas=1, model__options={"settings": {}}), ["y is 3"]),
+        at_night(spec("classifier", bad=3, model__options={"settings": {}}), ["y is 3"]),
         (spec("classifier", bad=9, model__options={"settings": {"ignore_class": 255}}), ["example 17: y is 9"]),
         (spec("two_outputs", form="two", bad=4), ["y/b is 4", "float32[batch, 5], float32[batch, 3]"]),
         (spec("tokens", form="tokens", bad=10), ["example 17: x is 10, which model.py:tokens cannot take", "[0, 10)"]),
-        (spec("tokens", form="tokens", bad=-11), ["x is -11", "Embedding(input_dim=...)"]),
+        at_night(spec("tokens", form="tokens", bad=-11), ["x is -11", "Embedding(input_dim=...)"]),
+        (
+            spec("two_columns", form="pair", bad=50),
+            ["17: x is 50, which model.py:two_columns cannot take as x[1]", "50)"],
+        ),
+        (
+            spec("two_columns", form="pair", bad=9, model__options={"users": 4}),
+            ["x is 39", "cannot take with the rest of its example: ", "= 4 is not in [0, 4)"],
+        ),
+        (
+            spec("two_labels", form="classes", bad=50),
+            ["example 17: y is 50", "cannot be computed with it as y[1]: ", "[0, 50)"],
+        ),
         (spec("tagger", form="tags", bad=5), ["example 17: y is 5", "float32[batch, 4, 3]"]),
     ],
-    ids=lambda value: f"{value.model.build} {value.data.options}" if isinstance(value, RunSpec) else "",
+    ids=id_of,
 )
 def test_value_out_of_range_is_refused_before_step_0(lab: Lab, run: RunSpec, words: list[str]) -> None:
     with pytest.raises(ModelError) as refused:
@@ -135,16 +198,20 @@ def test_value_out_of_range_is_refused_before_step_0(lab: Lab, run: RunSpec, wor
 @pytest.mark.parametrize(
     "run",
     [
-        spec("classifier", bad=2),
+        at_night(spec("classifier", bad=2)),
         spec("classifier", bad=255, model__options={"settings": {"ignore_class": 255}}),
-        spec("regression", bad=1_000_000),
+        at_night(spec("regression", bad=1_000_000)),
         spec("regression", bad=2, model__options={"loss": "binary_crossentropy"}),
         spec("shifted", bad=3),
         spec("classifier", bad=3, data__transform="data.py:shift", data__validation_transform="data.py:shift"),
-        spec("tokens", form="tokens", bad=9),
+        at_night(spec("tokens", form="tokens", bad=9)),
         spec("tagger", form="tags", bad=2),
+        at_night(spec("two_columns", form="pair", bad=49)),
+        spec("recommender", form="pair", bad=49),
+        at_night(spec("two_labels", form="classes", bad=49)),
+        spec("shared_rows", form="kinds"),
     ],
-    ids=lambda run: f"{run.model.build} {run.data.options}",
+    ids=id_of,
 )
 def test_other_values_are_taken(lab: Lab, run: RunSpec) -> None:
     assert lab.begin(run).tip is not None

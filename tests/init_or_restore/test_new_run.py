@@ -20,7 +20,7 @@ def build():
 
 def digests(folder: str, replicas: int, seed: int = 0) -> list[str]:
     """Digests of the weights on each replica, without its seeds."""
-    from tasks.foundation.state.digest import digest_of
+    from baton.tasks.foundation.state.digest import digest_of
 
     lab = Lab(Path(folder), Path(folder) / "code")
     state = built(lab, spec_of("build", replicas=replicas, train__seed=seed))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.errors import ModelError, SourceError
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.errors import ModelError, SourceError
 from tests.support.lab import Lab, lab_of, spec_of
 
 MODEL = """
@@ -101,8 +101,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 def begun(lab: Lab, build: str, x: list[int], y: list[int] | None, **changes: Any) -> Any:
     """Build a new run whose examples have these shapes of x and y."""
-    from tasks.foundation.machine.devices import acquire
-    from tasks.init_or_restore.new_run import build_new_run
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of(build, data__validation_fraction=0, **changes)
     features = [Feature(name="x", dtype="float32", shape=tuple(x))]
@@ -158,8 +158,8 @@ BOTH = [
 
 
 def begun_with_pair(lab: Lab, build: str, reading: Any = "lists", **changes: Any) -> Any:
-    from tasks.foundation.machine.devices import acquire
-    from tasks.init_or_restore.new_run import build_new_run
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of(build, data__validation_fraction=0, **changes)
     accelerator = acquire(spec.accelerator, None)
@@ -242,8 +242,8 @@ def test_batch_larger_than_the_data_warns_at_the_start(lab: Lab, tmp_path: Path)
 
 
 def test_rows_of_a_batch_are_not_refused_as_batches(lab: Lab) -> None:
-    from tasks.foundation.machine.devices import acquire
-    from tasks.init_or_restore.new_run import build_new_run
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of("own", data__validation_fraction=0)
     features = [Feature(name="x", dtype="float32", shape=(16, 8)), Feature(name="y", dtype="int64", shape=(16,))]
@@ -259,8 +259,8 @@ def test_rows_of_a_batch_are_not_refused_as_batches(lab: Lab) -> None:
 
 
 def test_text_is_refused_on_a_tpu_with_the_remedy() -> None:
-    from tasks.foundation.machine.devices import acquire
-    from tasks.init_or_restore.model_requirements import require_placeable_text
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.init_or_restore.model_requirements import require_placeable_text
 
     cpu = acquire(spec_of("own").accelerator, None)
     tpu = replace(cpu, environment=cpu.environment.model_copy(update={"accelerator": "tpu"}))

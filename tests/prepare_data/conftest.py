@@ -1,22 +1,26 @@
 """A workshop: a folder with the user's files, a store, and the prepare-data stage."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_spec import RunSpec, TrainSpec
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Event
-from tasks.prepare_data.stage import prepare_data
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.run_spec import RunSpec, TrainSpec
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.dataset.shards import parse
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Event
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
+from baton.tasks.prepare_data.stage import prepare_data
 
 
 def make_spec(source: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, **data: Any) -> RunSpec:
@@ -57,10 +61,6 @@ class Workshop:
 
     def examples(self, ref: DatasetRef, part: str = "train") -> list[dict[str, Any]]:
         """Return name -> array for every example of a part, in shard order."""
-        import tensorflow as tf
-
-        from tasks.foundation.dataset.shards import parse
-
         manifest = load_manifest(self.storage, ref)
         found = []
         for shard in getattr(manifest, part):
@@ -81,6 +81,11 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path) -> Workshop:
-    (tmp_path / "code").mkdir()
-    return Workshop(tmp_path / "code", LocalStorage(tmp_path / "store"))
+def workshop(tmp_path: Path) -> Iterator[Workshop]:
+    """Its code is forgotten afterwards: each reading watches the random generators of all modules of users."""
+    code = tmp_path / "code"
+    code.mkdir()
+    yield Workshop(code, LocalStorage(tmp_path / "store"))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(USER_PACKAGE_PREFIX) and str(getattr(module, "__file__", None)).startswith(str(code)):
+            del sys.modules[name]

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.split import settings_of_split
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.manifest import read_manifest
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.split import settings_of_split
 from tests.prepare_data.conftest import Workshop
 
 CODE = """
@@ -170,3 +171,88 @@ def test_default_split_adds_nothing_to_the_name() -> None:
     assert settings_of_split(DataSpec(source="digits", validation_fraction=0.3)) == {}
     assert settings_of_split(DataSpec(source="digits", split="last")) == {"split": "last"}
     assert settings_of_split(DataSpec(source="digits", split_by="y")) == {"split_by": "y"}
+
+
+NAMED = """
+import numpy as np
+import tensorflow as tf
+
+def load(names):
+    found = tf.data.Dataset.from_tensor_slices((np.eye(3, dtype=np.float32), np.arange(3))).batch(3)
+    found.class_names = names
+    return found
+"""
+
+
+def write_folders(workshop: Workshop, root: str, *names: str) -> None:
+    """Write one image for each class; all its pixels have the class's number in its name."""
+    import tensorflow as tf
+
+    for name in names:
+        image = tf.io.encode_png(np.full((2, 2, 1), int(name), np.uint8)).numpy()
+        workshop.write(f"{root}/{name}/a.png", image)
+
+
+def images_of(path: str, **options: Any) -> dict[str, Any]:
+    return {"source": "images", "options": {"path": path, "size": [2, 2], "channels": 1, **options}}
+
+
+def classes_of_pixels(workshop: Workshop, folder: str) -> dict[int, int]:
+    """Return pixel value -> label of the examples of a dataset."""
+    import tensorflow as tf
+
+    from baton.tasks.foundation.dataset.shards import parse
+
+    manifest = read_manifest(workshop.storage, folder)
+    shards = [str(workshop.storage.root / folder / shard.path) for shard in manifest.train]
+    batch = parse(tf.constant(list(tf.data.TFRecordDataset(shards).as_numpy_iterator())), manifest.features)
+    return {int(x.flat[0]): int(y) for x, y in zip(batch["x"].numpy(), batch["y"].numpy(), strict=True)}
+
+
+def test_folders_of_a_set_have_the_labels_of_the_training(workshop: Workshop) -> None:
+    names = sorted(str(number) for number in range(1, 13))
+    write_folders(workshop, "train", *names)
+    write_folders(workshop, "val", "2", "10", "12")
+    write_folders(workshop, "first", *names[:3])
+    for _ in range(2):  # written, then used again
+        ref = workshop.prepare(**images_of("train"), validation=images_of("val"), test=images_of("first"))
+        assert ref.validation is not None
+        assert ref.test is not None
+        assert classes_of_pixels(workshop, ref.validation.folder) == {2: 4, 10: 1, 12: 3}
+        assert classes_of_pixels(workshop, ref.test.folder) == {1: 0, 10: 1, 11: 2}
+    # A set that numbers its classes as it would alone is the dataset that it is without training classes.
+    workshop.write("data.py", CODE.replace("np.full(3, number, np.float32)", "np.zeros((2, 2, 1), np.uint8)"))
+    alone = workshop.prepare("data.py:load", validation=images_of("val"), test=images_of("first"))
+    assert alone.test == ref.test
+    assert alone.validation is not None
+    assert alone.validation.folder != ref.validation.folder
+    assert classes_of_pixels(workshop, alone.validation.folder) == {10: 0, 12: 1, 2: 2}
+
+
+@pytest.mark.parametrize("on", ["validation", "test"])
+def test_set_with_a_class_that_training_has_not_is_refused(workshop: Workshop, on: str) -> None:
+    write_folders(workshop, "train", "1", "2")
+    write_folders(workshop, "other", "0", "1")
+    with pytest.raises(SourceError) as refused:
+        workshop.prepare(**images_of("train"), **{on: images_of("other")})
+    assert str(refused.value).startswith(f"data.{on}: y = 2 means '0', and nothing in training")
+    assert not workshop.files()
+
+
+def test_labels_with_other_names_are_refused(workshop: Workshop) -> None:
+    """A dataset with `class_names` has numbers alone, so nothing can map them."""
+    workshop.write("data.py", NAMED)
+    training = {"names": ["ant", "bee", "cat"]}
+
+    def prepare(*names: str) -> Any:
+        own = {"source": "data.py:load", "options": {"names": list(names)}}
+        return workshop.prepare("data.py:load", training, validation=own)
+
+    with pytest.raises(SourceError, match=r"data\.validation: y = 0 means 'bee', and 'ant' in training"):
+        prepare("bee", "cat", "ant")
+    assert not workshop.files()
+    workshop.prepare("data.py:load", training, validation_fraction=0.0)
+    with pytest.raises(SourceError, match=r"data\.validation: y = 1 means 'cat', and 'bee' in training"):
+        prepare("ant", "cat")  # the training data is there already
+    assert prepare("ant", "bee").validation_examples == 3
+    assert prepare().validation_examples == 3  # no names say nothing

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.prepare_data.example_checks import Extremes
+from baton.tasks.prepare_data.example_checks import Extremes
 
 
 def found_in(values: list[Any], name: str = "y") -> list[tuple[float, str]]:

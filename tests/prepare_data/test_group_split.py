@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset.shards import encode
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.split import split_by_group
+from baton.tasks.foundation.dataset.shards import encode
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.split import split_by_group
 
 
 def records_of(users: list[int]) -> list[bytes]:

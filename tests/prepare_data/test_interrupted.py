@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.run_spec import RunSpec, StopSpec, TrainSpec
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.prepare_data.sources.verified_reads import map_ahead
-from tasks.prepare_data.stage import prepare_data
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.run_spec import RunSpec, StopSpec, TrainSpec
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.prepare_data.sources.verified_reads import map_ahead
+from baton.tasks.prepare_data.stage import prepare_data
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 
@@ -21,7 +21,7 @@ def test_interrupted_uploads_end_within_the_grace_period(
     workshop: Any, cloud: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workshop.write("t.csv", "".join(["a,y\n", *(f"{number},1\n" for number in range(400))]))
-    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 10)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 10)
     spec = RunSpec(
         run="test",
         storage="store",

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.dataset.read import training_dataset
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.foundation.stage import Place
-from tasks.prepare_data.stage import prepare_data
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.dataset.read import training_dataset
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.foundation.stage import Place
+from baton.tasks.prepare_data.stage import prepare_data
 from tests.prepare_data.conftest import Workshop, make_spec
-from tests.prepare_data.test_evaluation_sets import labels_on
+from tests.prepare_data.test_evaluation_sets import NAMED, classes_of_pixels, images_of, labels_on, write_folders
 from tests.support.tfrecords import PLAIN, SPEC, file_of, record
 
 CODE = """
@@ -198,3 +198,24 @@ def test_records_that_stay_in_their_files_mix(coded: Workshop) -> None:
 def test_mixtures_that_mean_nothing_are_refused(data: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataSpec.model_validate(data)
+
+
+def test_sources_of_a_mixture_share_their_classes(workshop: Workshop) -> None:
+    write_folders(workshop, "a", "2", "3")
+    write_folders(workshop, "b", "1", "3")
+    write_folders(workshop, "val", "1")
+    ref = prepare(workshop, spec_of(images_of("a"), images_of("b"), validation=images_of("val")))
+    manifest = load_manifest(workshop.storage, ref)
+    assert manifest.class_names == ("2", "3", "1")
+    assert manifest.mixture is not None
+    assert ref.validation is not None
+    folders = [*(each.folder for each in manifest.mixture.sources), ref.validation.folder]
+    assert [classes_of_pixels(workshop, folder) for folder in folders] == [{2: 0, 3: 1}, {3: 1, 1: 2}, {1: 2}]
+
+
+def test_sources_whose_labels_have_other_names_are_refused(workshop: Workshop) -> None:
+    workshop.write("data.py", NAMED)
+    names = [{"source": "data.py:load", "options": {"names": each}} for each in (["a"], ["a", "b"], ["a", "c"])]
+    with pytest.raises(SourceError, match=r"^data\.sources\[1\] .* y = 1 means 'b', and 'c' in data\.sources\[2\]"):
+        prepare(workshop, spec_of(*names))
+    prepare(workshop, spec_of(*names[:2]))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.data_spec import PackSpec
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.dataset.shards import encode
-from tasks.foundation.errors import SourceError
-from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sequences import Packing
+from baton.tasks.foundation.contracts.data_spec import PackSpec
+from baton.tasks.foundation.dataset.features import Array
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.dataset.shards import encode
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.prepare_data.sequences import Packing
 from tests.prepare_data.conftest import Workshop
 
 SEQUENCES = """

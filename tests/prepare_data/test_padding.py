@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.data_spec import DataSpec, PadRule
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sequences import Padding
+from baton.tasks.foundation.contracts.data_spec import DataSpec, PadRule
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.sequences import Padding
 from tests.prepare_data.conftest import Workshop
 
 HEAD = """

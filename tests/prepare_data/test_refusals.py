@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
-from tasks.prepare_data import writing
+from baton.tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
+from baton.tasks.prepare_data import shard_writers
 
 CSV = {"path": "t.csv", "y": "y", "stack": True}
 TYPED = {**CSV, "types": {"a": "float64", "y": "int64"}}
@@ -196,21 +196,21 @@ def test_damaged_archive_is_refused(workshop: Any) -> None:
 def test_source_changed_while_reading_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = workshop.write("t.csv", "y,a\n0,1\n1,2\n")
     workshop.emit = lambda _: file.write_text("y,a\n0,1\n1,2\n2,3\n")
-    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 1)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 1)
     fault = refused(workshop, "table", CSV, {})
     assert type(fault) is SourceChanged
     assert "changed while it was being read; run again" in str(fault)
 
 
 def test_source_with_more_examples_than_counted_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 1000)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.digits._EXAMPLES", 1000)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is SourceError
     assert "has 1000 examples but gave more" in str(fault)
 
 
 def test_source_with_fewer_examples_than_counted_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 2000)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.digits._EXAMPLES", 2000)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is SourceError
     assert "has 2000 examples but gave 1797" in str(fault)
@@ -231,9 +231,9 @@ def test_files_without_read_permission_are_refused(workshop: Any, monkeypatch: p
 
 
 def test_too_little_disk_space_is_refused_before_writing(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = writing.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    monkeypatch.setattr("tasks.prepare_data.writing.ShardUploads.write", None)
+    usage = shard_writers.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(shard_writers.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    monkeypatch.setattr("baton.tasks.prepare_data.shard_writers.ShardUploads.write", None)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is StorageError
     assert "needs 0.5 MiB of disk space, but 0.1 MiB are free; free some" in str(fault)
@@ -259,7 +259,7 @@ def test_disk_that_fills_up_is_reported(workshop: Any, monkeypatch: pytest.Monke
 def test_tensorflow_errors_on_a_full_disk_are_storage_errors(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    with pytest.raises(StorageError, match="free some space"), writing.disk_errors(tmp_path):
+    with pytest.raises(StorageError, match="free some space"), shard_writers.disk_errors(tmp_path):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -15,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import SourceError, StorageError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.storage.transfers import checksum_file
-from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data import writing
-from tasks.prepare_data.writing import BlockWriter, ShardUploads
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import SourceError, StorageError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.storage.transfers import checksum_file
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.prepare_data import shard_writers
+from baton.tasks.prepare_data.shard_writers import BlockWriter, ShardUploads
+from tests.support import forked
 from tests.support.far_storage import PATIENCE, FarStorage
 
 COUNTING = """
@@ -120,13 +120,17 @@ def test_dataset_names_and_content_are_pinned(workshop: Any, far: FarStorage, so
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "after", "transfers"),
-    [("blocks", False, 3), ("blocks", True, 1), ("scattered", False, 1), ("scattered", True, 3)],
+    [
+        ("blocks", True, 3),
+        ("scattered", False, 1),
+        *(pytest.param(*more, marks=pytest.mark.nightly) for more in (("blocks", False, 1), ("scattered", True, 3))),
+    ],
 )
 def test_preparation_continues_after_a_kill_at_any_call(
     workshop: Any, far: FarStorage, kind: str, *, after: bool, transfers: int
 ) -> None:
     far.transfers = transfers
-    ref = prepare(workshop, kind, shard_examples=14)
+    ref = prepare(workshop, kind, shard_examples=28)
     calls = len(far.calls)
     whole = {path: far.inner.read(path) for path in far.inner.files(ref.folder)}
     assert calls > 2 * len(whole)
@@ -135,13 +139,13 @@ def test_preparation_continues_after_a_kill_at_any_call(
         first = as_next_process(workshop, far)
         KillAt(number, after).into(first)
         try:
-            prepare(workshop, kind, shard_examples=14)
+            prepare(workshop, kind, shard_examples=28)
         except Killed:
             # Every shard in the store is complete.
             left = {path: far.inner.read(path) for path in far.inner.files(ref.folder)}
             assert left.items() <= whole.items()
         second = as_next_process(workshop, far)
-        again = prepare(workshop, kind, shard_examples=14)
+        again = prepare(workshop, kind, shard_examples=28)
         assert again.content_digest == ref.content_digest
         assert {path: far.inner.read(path) for path in far.inner.files(ref.folder)} == whole
         # Shards that had arrived are not uploaded again.
@@ -276,20 +280,20 @@ def test_existing_shards_need_no_disk_space(workshop: Any, monkeypatch: pytest.M
     folder = workshop.storage.root
     folder.mkdir()
     (folder / "a.tfrecord").write_bytes(bytes(60))
-    usage = writing.shutil.disk_usage(folder)
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=50))
-    writing.require_space(workshop.storage, 110, includes_written_shards=True)
+    usage = shard_writers.shutil.disk_usage(folder)
+    monkeypatch.setattr(shard_writers.shutil, "disk_usage", lambda _: usage._replace(free=50))
+    shard_writers.require_space(workshop.storage, 110, includes_written_shards=True)
     for size, counts in ((111, True), (51, False)):
         with pytest.raises(StorageError, match="the dataset needs"):
-            writing.require_space(workshop.storage, size, includes_written_shards=counts)
+            shard_writers.require_space(workshop.storage, size, includes_written_shards=counts)
 
 
 def test_continuing_needs_space_for_the_rest_only(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.npz", {"x": np.zeros((60, 100)), "y": np.arange(60)})
     ref = prepare(workshop, "scattered")
     manifest = load_manifest(workshop.storage, ref)
-    usage = writing.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
+    usage = shard_writers.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(shard_writers.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
     workshop.storage.delete(f"{ref.folder}/{manifest.train[0].path}")
     assert prepare(workshop, "scattered") == ref
     workshop.storage.delete(ref.folder)
@@ -351,7 +355,7 @@ def test_kill_leaves_shards_in_the_store_and_no_local_files(
     root = workshop.storage.root
     program = [sys.executable, "-c", PROGRAM, str(workshop.code), str(root)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    killed = subprocess.run(program, check=False, capture_output=True, env=environment)
+    killed = forked.run(program, capture_output=True, env=environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert len(list(temporary.glob("baton-preparing-*"))) == 1
     shards = {file: (file.stat().st_ino, checksum_file(file)) for file in root.rglob("*.tfrecord")}

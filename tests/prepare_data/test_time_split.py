@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data import split
-from tasks.prepare_data.split import last_of, split_last
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data import split
+from baton.tasks.prepare_data.split import last_of, split_last
 
 
 def numbered(count: int) -> list[bytes]:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset.manifest import held_out_mask
-from tasks.foundation.dataset.order import hashes
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.split import held_out_rule, sizes_of_split, split
-from tasks.prepare_data.writing import permuted_positions
+from baton.tasks.foundation.dataset.manifest import held_out_mask
+from baton.tasks.foundation.dataset.order import hashes
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.shard_writers import permuted_positions
+from baton.tasks.prepare_data.split import held_out_rule, sizes_of_split, split
 
 
 @given(length=st.integers(2, 300), fraction=st.floats(0, 0.999), seed=st.integers(0, 2**31 - 1))
@@ -34,7 +34,7 @@ def test_held_out_rule_equals_the_split(length: int, fraction: float, seed: int)
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
 def test_held_out_rule_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int, fraction: float) -> None:
-    monkeypatch.setattr("tasks.prepare_data.split._CHUNK", chunk)
+    monkeypatch.setattr("baton.tasks.prepare_data.split._CHUNK", chunk)
     found = held_out_rule(50, fraction=fraction, seed=3)
     assert found is not None
     dealt = [item for held_out, item in split(range(50), fraction=fraction, seed=3) if held_out]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Retire
-from tasks.foundation.log.appends import quarantine, quarantine_older
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Retire
+from baton.tasks.foundation.log.appends import quarantine, quarantine_older
 from tests.protocol.model_checker import accept, check, missing_programs
 from tests.support.engine import REQUIRED
 from tests.support.fake_run import FakeRun

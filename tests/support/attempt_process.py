@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Committed, Phase, Training
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Committed, Phase, Training
+from baton.tasks.foundation.telemetry.ledger import Ledger
 from tests.support.ledger_records import head_at
 
 

@@ -3,13 +3,13 @@
 The arguments are JSON. The last line of standard output is the result as JSON.
 """
 
-from flows.process import exits_with  # isort: skip - registers first what is to be called last
+from baton.flows.process import exits_with  # isort: skip - registers first what is to be called last
 
 import importlib
 import json
 import sys
 
-from tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
 
 quiet_tensorflow()
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
-from tasks.foundation.errors import BatonError
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
+from baton.tasks.foundation.errors import BatonError
 from tests.protocol.model_checker import accept, missing_programs
 from tests.support.homes import commits_in, damaged, entries_of, log_bytes, read_history
 

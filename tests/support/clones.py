@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.checkout import CHECKOUT
 
-_MODULES = {"prefect": "-m prefect", "baton": "-m flows.commands.main", "python": ""}
+_MODULES = {"prefect": "-m prefect", "baton": "-m baton.flows.commands.main", "python": ""}
 
 
 def add_programs(clone: Path) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.interface import Storage
 
 _CALLS = {
     *(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf  # not within a function: conftest.py sets its threads before a test uses it
 
 from tests.support.checkout import CHECKOUT
 from tests.support.tars import tar
@@ -45,8 +46,6 @@ def photos(folder: Path) -> str:
 
 
 def records(folder: Path) -> str:
-    import tensorflow as tf
-
     with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
         for number in range(12):
             values = {"image/encoded": [png(number)], "image/class/label": [number % 3], "image/name": [b"n"]}

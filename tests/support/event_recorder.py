@@ -1,6 +1,6 @@
 """A sink that keeps the events it receives."""
 
-from tasks.foundation.telemetry.events import Event, Note
+from baton.tasks.foundation.telemetry.events import Event, Note
 
 
 class EventRecorder:

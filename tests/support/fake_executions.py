@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from flows.bare_process import ProcessReport
-from flows.proof.compare import SavedState
-from flows.proof.execute import Execution, FinishedProcess
-from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.bare_process import ProcessReport
+from baton.flows.proof.compare import SavedState
+from baton.flows.proof.execute import Execution, FinishedProcess
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from baton.tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})
 KEYS = ("model/dense/kernel", "model/dense/bias", "optimizer/0/iteration", "metrics/0/0/loss/total", "step")

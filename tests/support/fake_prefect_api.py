@@ -12,12 +12,12 @@ from uuid import UUID
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Pending, Running, Scheduled
 
-from flows.runner import InProcess
-from flows.with_prefect.remote_stage import Launcher, RemoteStages
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry, MetricRow, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import (
+from baton.flows.runner import InProcess
+from baton.flows.with_prefect.remote_stage import Launcher, RemoteStages
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Entry, MetricRow, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     PrepareDataCall,
@@ -27,9 +27,9 @@ from tasks.foundation.contracts.stage_calls import (
     TrainSegmentCall,
     unpack,
 )
-from tasks.foundation.log.stage_results import write_answer
-from tasks.foundation.stage import Place
-from tasks.stages import CHECKPOINT_TO_GCS, PREPARE_DATA, TRAIN_SEGMENT
+from baton.tasks.foundation.log.stage_results import write_answer
+from baton.tasks.foundation.stage import Place
+from baton.tasks.stages import CHECKPOINT_TO_GCS, PREPARE_DATA, TRAIN_SEGMENT
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 

@@ -8,20 +8,28 @@ from typing import Any
 
 import yaml
 
-from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.checkpoint.retention import KeepLast, apply_retention
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
     manifest_digest,
 )
-from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord, content_digest
-from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, MetricRow, Origin, WorkerStats
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord, content_digest
+from baton.tasks.foundation.contracts.log_entry import (
+    Commit,
+    Environment,
+    Evaluation,
+    Head,
+    MetricRow,
+    Origin,
+    WorkerStats,
+)
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.ledger_records import record_of
 
 DATASET = "datasets/0123456789ab"

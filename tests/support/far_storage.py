@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.contracts.dataset import ShardRecord
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 
 # Seconds; only a failing test waits this long.
 PATIENCE = 30

@@ -2,12 +2,13 @@
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from flows.commands.doctor import run_checks
-from flows.doctor.run_file_checks import Finding
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.machine.tpu import TpuType, tpu_type
+from baton.flows.commands.doctor import run_checks
+from baton.flows.doctor.run_file_checks import Finding
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.machine.tpu import TpuType, tpu_type
 
 ALL_CHECKS = [
     "run file",
@@ -83,12 +84,32 @@ def layer_doing(*lines: str) -> tuple[str, str, str]:
     return "model.py", "        return x", textwrap.indent("\n".join(lines), " " * 8)
 
 
+class _Enough(Exception):
+    """The check that was asked for has reported."""
+
+
 def diagnose(
-    file: Path, *, tpu: TpuType | None = V5E, step_seconds: float | None = None, overrides: Sequence[str] = ()
+    file: Path,
+    *,
+    tpu: TpuType | None = V5E,
+    step_seconds: float | None = None,
+    overrides: Sequence[str] = (),
+    until: str | None = None,
 ) -> dict[str, Finding]:
-    """Run the doctor; return the findings by the names of their checks, after asserting that each check ran once."""
+    """Run the doctor; return the findings by the names of their checks, after asserting that each check ran once.
+
+    Args:
+        until: the last check that runs; None: all run.
+    """
     reported: list[Finding] = []
-    checks = run_checks(file, overrides, reported.append, tpu=tpu, step_seconds=step_seconds)
-    assert reported == checks.findings
-    assert [finding.check for finding in reported] == ALL_CHECKS
+
+    def report(finding: Finding) -> None:
+        reported.append(finding)
+        if finding.check == until:
+            raise _Enough
+
+    with suppress(_Enough):
+        assert reported == run_checks(file, overrides, report, tpu=tpu, step_seconds=step_seconds).findings
+    assert [finding.check for finding in reported] == ALL_CHECKS[: len(reported)]
+    assert reported[-1].check == (until or ALL_CHECKS[-1])
     return {finding.check: finding for finding in reported}

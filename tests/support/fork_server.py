@@ -6,7 +6,7 @@ file descriptors: the three standard streams and, on FD, a socket for the reply.
 exit code. When the other end of the pair is closed, the server kills the forks that are left, and ends.
 """
 
-from flows.process import exits_with  # isort: skip - registers first what is to be called last
+from baton.flows.process import exits_with  # isort: skip - registers first what is to be called last
 
 import atexit
 import copy
@@ -95,12 +95,12 @@ class _Imported(Loader):
 
 # Modules that the tests' processes need. Importing them starts no thread.
 PRELOADED = (
-    "flows.without_prefect",
-    "tasks.prepare_data.stage",
-    "tasks.init_or_restore.stage",
-    "tasks.train_segment.stage",
-    "tasks.checkpoint_to_gcs.stage",
-    "tasks.evaluate.stage",
+    "baton.flows.without_prefect",
+    "baton.tasks.prepare_data.stage",
+    "baton.tasks.init_or_restore.stage",
+    "baton.tasks.train_segment.stage",
+    "baton.tasks.checkpoint_to_gcs.stage",
+    "baton.tasks.evaluate.stage",
     "tensorflow",
     "keras",
     "h5py",
@@ -138,7 +138,7 @@ def preload() -> KeptModules:
 
     OpenBLAS has threads, and handles forks.
     """
-    from tasks.foundation.machine.environment import quiet_tensorflow
+    from baton.tasks.foundation.machine.environment import quiet_tensorflow
 
     gc.disable()  # the imports leave next to no garbage
     before = dict(os.environ)

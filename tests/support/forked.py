@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,15 @@ _SERVER = Path(__file__).with_name("fork_server.py")
 _FORKING_PYTHON = Path(__file__).with_name("forking_python.py")
 _COUNT = 2
 _FORKING = "BATON_TEST_FORKING_PYTHON"
-# Variables that no preloaded module reads at import (Prefect and gcsfs are not preloaded).
+# Variables that no preloaded module reads at import (Prefect, gcsfs, MLflow and W&B are not preloaded).
 _READ_LATE = {
     "COLUMNS",
+    "CUDA_VISIBLE_DEVICES",
     "CURL_CA_BUNDLE",
     "DOCKER_HOST",
+    "GCE_METADATA_HOST",
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT",
+    "GCS_RETRY_CONFIG_MAX_RETRIES",
     "GOOGLE_AUTH_TOKEN_FOR_TESTING",
     "NO_GCE_CHECK",
     "NO_PROXY",
@@ -41,12 +46,14 @@ _READ_LATE = {
     "STORAGE_EMULATOR_HOST",
     "TF_CONFIG",
     "TMPDIR",
+    "TPU_LOAD_LIBRARY",
     "TF_XLA_FLAGS",
+    "WANDB_SERVICE",
     "XLA_FLAGS",
     "https_proxy",
     "no_proxy",
 }
-_READ_LATE_PREFIXES = ("BATON_", "PREFECT_")
+_READ_LATE_PREFIXES = ("BATON_", "PREFECT_", "_MLFLOW_")
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 # Variables that importing Baton, TensorFlow and Prefect sets, here and in the servers.
 _SET_BY_IMPORTS = {
@@ -191,6 +198,17 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
                     # No reply: the server itself was killed, and the exit code is unknown.
                     self.returncode = int(reply) if reply else 255
         return self.returncode
+
+
+@contextmanager
+def killed_at_end(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
+    """Kill a process at the end of the block, if it still runs, and wait for its end."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def run(

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Several, Training
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.hang import HangWatch
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Several, Training
+from baton.tasks.foundation.telemetry.ledger import Ledger
 from tests.support.event_recorder import EventRecorder
 from tests.support.ledger_records import head_at
 

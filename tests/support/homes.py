@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head
-from tasks.foundation.errors import BatonError
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint.verify import find_damage
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Head
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 
 
 def log_of(home: Path) -> RunLog:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tasks.foundation.contracts.log_entry import HostSteps, WorkerStats
+from baton.tasks.foundation.contracts.log_entry import HostSteps, WorkerStats
 
 # Input wait, and processor time of an interval, in ms per step; a step takes 10 ms.
 Cost = tuple[float, float | None]

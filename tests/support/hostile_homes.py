@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport, manifest_digest
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
-from tasks.foundation.contracts.identity import digest_of
-from tasks.foundation.contracts.log_entry import Change, Finish, SegmentResult
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.log.appends import quarantine
-from tasks.foundation.log.stage_results import write_answer
+from baton.tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport, manifest_digest
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
+from baton.tasks.foundation.contracts.identity import digest_of
+from baton.tasks.foundation.contracts.log_entry import Change, Finish, SegmentResult
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.log.appends import quarantine
+from baton.tasks.foundation.log.stage_results import write_answer
 from tests.support.fake_run import DATASET, FakeRun
 from tests.support.small_logs import signed
 
@@ -24,7 +24,7 @@ KEY = "(key)"  # at the end of a place: the key itself, not its value
 
 # Mappings with user-defined keys.
 _NAMED = {"metrics", "seconds", "versions", "loaded", "origin", "identity"}
-LENGTH = 1_000_000
+LENGTH = 200_000
 ESCAPES = "\x1b]0;owned\x07\x1b[31m[/x][bold]$\\frac\u202e\x9b2J\nerror: forged\r"
 SEGMENT, PREPARED = "0b7d1a52-0000-4000-8000-000000000000", "0b7d1a52-0000-4000-8000-000000000001"
 KINDS = {

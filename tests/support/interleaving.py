@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 
 import greenlet
 
-from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.errors import StorageError
+from baton.tasks.foundation.storage.interface import FileStat, Storage
 
 _CHANGING = {"create", "write", "write_buffers", "upload", "copy", "delete"}
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry, Head, MetricRow, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import (
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Entry, Head, MetricRow, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     InitOrRestoreCall,
     PrepareDataCall,
     TrainSegmentCall,
 )
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
 from tests.support.event_recorder import EventRecorder
 
@@ -97,12 +97,12 @@ class Lab:
         return Place.of(self.storage, spec.run, code_folder=self.code, telemetry=self.recorder, **settings)
 
     def prepare(self, spec: RunSpec) -> DatasetRef:
-        from tasks.prepare_data.stage import prepare_data
+        from baton.tasks.prepare_data.stage import prepare_data
 
         return prepare_data(PrepareDataCall(spec=spec), self.place(spec))
 
     def begin(self, spec: RunSpec) -> Head:
-        from tasks.init_or_restore.stage import init_or_restore
+        from baton.tasks.init_or_restore.stage import init_or_restore
 
         return init_or_restore(InitOrRestoreCall(spec=spec, dataset=self.prepare(spec)), self.place(spec))
 
@@ -121,18 +121,17 @@ class Lab:
 
     def train(self, spec: RunSpec, start: CheckpointRef, until: int, **settings: Any) -> SegmentResult:
         """Train one segment; it is staged and not committed."""
-        from tasks.train_segment.stage import train_segment
+        from baton.tasks.train_segment.stage import train_segment
 
         head = self.log(spec).head()
         assert head is not None
         request = self.request(spec, start, until, base=head.base, skipped_batches=head.skipped_batches)
-        seams = {"land": settings.pop("land")} if "land" in settings else {}
         call = TrainSegmentCall.of(request, head.environment, settings.pop("accept", ()))
-        return train_segment(call, self.place(spec, **settings), **seams)
+        return train_segment(call, self.place(spec, **settings))
 
     def train_and_commit(self, spec: RunSpec, *borders: int) -> Head:
         """Train and commit a segment to each of the borders."""
-        from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+        from baton.tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
 
         head = self.log(spec).head() or self.begin(spec)
         for border in borders:
@@ -152,8 +151,8 @@ class Lab:
         Args:
             cold: start each segment without a warm trainer, as a new process does.
         """
-        from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-        from tasks.foundation.state.warm_state import PROCESS_STATE
+        from baton.tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+        from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 
         head = self.log(spec).head() or self.begin(spec)
         while head.tip is not None and (left := [border for border in borders if border > head.tip.step]):
@@ -169,7 +168,7 @@ class Lab:
         return head
 
     def evaluate(self, spec: RunSpec, checkpoint: CheckpointRef, *, confusion_matrix: bool = False) -> dict[str, float]:
-        from tasks.evaluate.stage import evaluate
+        from baton.tasks.evaluate.stage import evaluate
 
         head = self.log(spec).head()
         assert head is not None
@@ -211,8 +210,8 @@ def keep_trainer() -> None:
 
     TensorFlow 2.19 sometimes waits up to a minute for autotuning when it destroys an iterator.
     """
-    from tasks.foundation.state.warm_state import PROCESS_STATE
-    from tasks.train_segment.trainer import Trainer
+    from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+    from baton.tasks.train_segment.trainer import Trainer
 
     kept = PROCESS_STATE.kept
     if kept is not None and (trainer := kept.companion(Trainer)) is not None:
@@ -221,7 +220,7 @@ def keep_trainer() -> None:
 
 def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
     """A new train state, restored from a checkpoint."""
-    from tasks.foundation.checkpoint.restore import restore_checkpoint
+    from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
 
     state = built(lab, spec)
     restore_checkpoint(state, lab.home(spec), ref)
@@ -230,9 +229,9 @@ def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
 
 def built(lab: Lab, spec: RunSpec) -> Any:
     """A new train state with its initial values."""
-    from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-    from tasks.foundation.machine.devices import acquire
-    from tasks.foundation.state.train_state import build_train_state
+    from baton.tasks.foundation.dataset.manifest import load_manifest, zero_examples
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.foundation.state.train_state import build_train_state
 
     accelerator = acquire(spec.accelerator, None)
     batch = zero_examples(

@@ -3,11 +3,11 @@
 from datetime import timedelta
 from typing import Any
 
-from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Environment, Head, Retained, SetIn
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.contracts.attempt import AttemptRecord
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Environment, Head, Retained, SetIn
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.ledger import Ledger
 from tests.support.clock import NOON, FakeClock
 
 

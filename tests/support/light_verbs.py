@@ -1,4 +1,4 @@
-"""Runs light verbs of `baton` on a home in one fresh process; tells their exit codes, its memory and what it opened.
+"""Runs light verbs of `baton` on homes in one fresh process; tells their exit codes, its memory and what it opened.
 
 `python -m tests.support.light_verbs` prints one line of JSON; `run_light_verbs` starts it and returns what it prints.
 """
@@ -46,18 +46,13 @@ _ON_PATHS = {
 _BEYOND = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
 
 
-def run_light_verbs(home: Path | str, *, watched: Sequence[Path | str]) -> Outcome:
-    """Run the verbs on a home, in a process of their own.
+def run_light_verbs(homes: Sequence[Path | str], *, watched: Sequence[Path | str]) -> list[Outcome]:
+    """Run the verbs on one home after another, all in one process, whose start takes longer than they do.
 
     Args:
-        home: its folder.
+        homes: their folders.
         watched: the places of which the opened files are told.
     """
-    return run_light_verbs_on([home], watched=watched)[0]
-
-
-def run_light_verbs_on(homes: Sequence[Path | str], *, watched: Sequence[Path | str]) -> list[Outcome]:
-    """Run the verbs on one home after another, all in one process, whose start takes longer than they do."""
     words = json.dumps([[str(home) for home in homes], [str(place) for place in watched]])
     command = [sys.executable, "-m", "tests.support.light_verbs", words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)
@@ -90,7 +85,7 @@ def _main(homes: list[str], watched: list[str]) -> None:
 
 
 def _run_all(home: str) -> tuple[dict[str, int], dict[str, str]]:
-    from flows.commands.main import main
+    from baton.flows.commands.main import main
 
     codes, printed = {}, {}
     for verb in VERBS:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.machine.host_link import HostLink
 from tests.support.lab import Lab
 
 LONGEST_SECONDS = 60.0
@@ -81,9 +81,9 @@ def linked(hosts: int) -> list[HostLink]:
 @contextmanager
 def linked_states(lab: Lab, spec: RunSpec, hosts: int) -> Iterator[list[Any]]:
     """The train state of each host, with one replica each, the chief's first; all have the same initial values."""
-    from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-    from tasks.foundation.machine.devices import acquire
-    from tasks.foundation.state.train_state import build_train_state
+    from baton.tasks.foundation.dataset.manifest import load_manifest, zero_examples
+    from baton.tasks.foundation.machine.devices import acquire
+    from baton.tasks.foundation.state.train_state import build_train_state
 
     links, group, alone = linked(hosts), Group(hosts), acquire(spec.accelerator, None)
     environment = alone.environment.model_copy(update={"hosts": hosts, "replicas": hosts})
@@ -118,7 +118,7 @@ def _gather(states: Sequence[Any], host: int, group: Group) -> None:
 
 def stage_on_all(states: Sequence[Any], home: Any, *, attempt: str = "abc") -> list[Any]:
     """What `stage_checkpoint` returned or raised on each host."""
-    from tasks.foundation.checkpoint.write import stage_checkpoint
+    from baton.tasks.foundation.checkpoint.write import stage_checkpoint
 
     homes = home if isinstance(home, list) else [home] * len(states)
     return in_threads(

@@ -18,14 +18,14 @@ VARIABLE = "BATON_TEST_HOLD"
 _POLL_SECONDS = 0.01
 # The function of each moment: its module, and its path in there.
 MOMENTS = {
-    "step": ("tasks.train_segment.trainer", "Trainer.run"),
-    "snapshot": ("tasks.train_segment.interval", "take_snapshot"),
-    "upload": ("tasks.foundation.checkpoint.write", "write_or_share"),
-    "commit": ("tasks.foundation.checkpoint.save", "commit"),
-    "evaluation": ("tasks.evaluate.stage", "evaluate_state"),
+    "step": ("baton.tasks.train_segment.trainer", "Trainer.run"),
+    "snapshot": ("baton.tasks.train_segment.interval", "take_snapshot"),
+    "upload": ("baton.tasks.foundation.checkpoint.write", "write_or_share"),
+    "commit": ("baton.tasks.foundation.checkpoint.save", "commit"),
+    "evaluation": ("baton.tasks.evaluate.stage", "evaluate_state"),
 }
 # Comes once in each process that continues a run.
-RESTORE = {"restore": ("tasks.train_segment.trainer", "Trainer.restore")}
+RESTORE = {"restore": ("baton.tasks.train_segment.trainer", "Trainer.restore")}
 
 
 def hold_at(moment: str, side: Literal["before", "after"], number: int, file: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from tests.support.watching import wait_until
 
 
 def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.commands.main", *words]
+    command = [sys.executable, "-m", "baton.flows.commands.main", *words]
     return forked.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Commit,
     Entry,
@@ -14,7 +14,7 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
     WorkerStats,
 )
-from tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.log.log import RunLog
 from tests.support.small_logs import evaluation, on_test, ref
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from prefect import flow, tags
 
-from flows.with_prefect.record import PrefectRunLogger
-from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, logger_of_stage
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Note
+from baton.flows.with_prefect.record import PrefectRunLogger
+from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, logger_of_stage
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Note
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET

@@ -8,11 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from flows.opened_run import Goal, Run
-from flows.without_prefect import train
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import BatonError
-from tasks.foundation.telemetry.events import Silent
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.telemetry.events import Silent
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         os.chdir(name)
         try:
-            run = Run.open(load_run_file(Path("run.yaml"), []))
+            run = OpenedRun.open(load_run_file(Path("run.yaml"), []))
             train(run, Goal.of(run.spec), telemetry=Silent())
         except BatonError as fault:
             found[name] = (fault.exit_code, f"error: {fault}\n")

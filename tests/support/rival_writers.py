@@ -6,15 +6,15 @@ from functools import partial
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit, quarantine, rewind
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import commit, quarantine, rewind
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer, explore, sample
 from tests.support.small_logs import (
     Act,
@@ -40,7 +40,7 @@ SPEC = RunSpec.model_validate(
     }
 )
 
-# Long explorations run in memory only; three commits cover three writers on a disk.
+# On a disk run two commits, one whose answer is lost, and two origins: what the others do is the same on any storage.
 in_memory = pytest.mark.parametrize("home", ["memory"], indirect=True)
 
 

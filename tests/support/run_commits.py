@@ -18,26 +18,26 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
-from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged
-from tasks.foundation.checkpoint.verify import fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from baton.tasks.foundation.checkpoint.save import AsyncSaves, commit_staged
+from baton.tasks.foundation.checkpoint.verify import fetch, read_manifest
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
     manifest_digest,
 )
-from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.log.appends import commit, evaluation_due
-from tasks.foundation.log.fold import fold
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.storage.transfers import parallel_map
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.log.appends import commit, evaluation_due
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.support.save_marks import mark_saves
 
 STEPS = 10

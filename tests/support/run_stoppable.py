@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from flows.process import Terminated, sigterm_raises, stop_reason
-from tasks.foundation.telemetry.events import Event, Training
+from baton.flows.process import Terminated, sigterm_raises, stop_reason
+from baton.tasks.foundation.telemetry.events import Event, Training
 
 RESUMABLE = 3
 
@@ -46,12 +46,12 @@ def main(arguments: list[str]) -> int:
 
 def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     # Imported here so that signals during the import of TensorFlow are handled too.
-    from flows import result
-    from flows.opened_run import Goal, Run
-    from flows.without_prefect import train
-    from tasks.foundation.contracts.run_file import load_run_file
-    from tasks.foundation.telemetry.console import Console
-    from tasks.foundation.telemetry.events import Several
+    from baton.flows import result
+    from baton.flows.opened_run import Goal, OpenedRun
+    from baton.flows.without_prefect import train
+    from baton.tasks.foundation.contracts.run_file import load_run_file
+    from baton.tasks.foundation.telemetry.console import Console
+    from baton.tasks.foundation.telemetry.events import Several
     from tests.support.save_marks import mark_saves
 
     mark_saves()
@@ -61,12 +61,12 @@ def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:
         telemetry = Several((console, reached))
-        done = train(Run.open(run), goal, telemetry=telemetry, take_over=options.take_over)
+        done = train(OpenedRun.open(run), goal, telemetry=telemetry, take_over=options.take_over)
         return dict(done.model_dump(mode="json"))
 
 
 if __name__ == "__main__":
-    from tasks.foundation.errors import BatonError
+    from baton.tasks.foundation.errors import BatonError
 
     try:
         sys.exit(main(sys.argv[1:]))

@@ -5,8 +5,8 @@ import sys
 import time
 from datetime import datetime, timedelta, tzinfo
 
-from flows import without_prefect
-from tasks.foundation.log import log
+from baton.flows import without_prefect
+from baton.tasks.foundation.log import log
 
 _READ = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Train a run file without Prefect: `python run_without_prefect.py FILE [options]`; see `flows.without_prefect`.
+"""Train a run file without Prefect: `python run_without_prefect.py FILE [options]`; see `baton.flows.without_prefect`.
 
 Two more options: `--without-seed-state` leaves the seeds out of the state tree, so that a test can show that it
 notices. `--report` writes the report, which takes a tenth of such a short process. With BATON_TEST_BATCH_SECONDS in the
@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from flows import result
-from flows.process import exits_with
-from flows.without_prefect import main
-from tasks.foundation.model import step
-from tasks.foundation.state import train_state
-from tasks.train_segment import trainer
+from baton.flows import result
+from baton.flows.process import exits_with
+from baton.flows.without_prefect import main
+from baton.tasks.foundation.model import step
+from baton.tasks.foundation.state import train_state
+from baton.tasks.train_segment import trainer
 
 _BROKEN, _REPORT = "--without-seed-state", "--report"
 _BATCH_SECONDS = "BATON_TEST_BATCH_SECONDS"

@@ -18,8 +18,8 @@ def mark_saves() -> None:
     path = os.environ.get(VARIABLE)
     if path is None:
         return
-    from tasks.foundation.checkpoint import save as committing
-    from tasks.foundation.checkpoint.save import AsyncSaves
+    from baton.tasks.foundation.checkpoint import save as committing
+    from baton.tasks.foundation.checkpoint.save import AsyncSaves
 
     marks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     begin, commit = AsyncSaves.begin, committing.commit

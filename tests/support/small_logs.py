@@ -4,14 +4,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
     manifest_digest,
 )
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Change,
     Commit,
@@ -25,13 +25,13 @@ from tasks.foundation.contracts.log_entry import (
     Quarantine,
     Rewind,
 )
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.files import Decoded, decode, entry_number, entry_path, with_digest
-from tasks.foundation.log.fold import fold
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.files import Decoded, decode, entry_number, entry_path, with_digest
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
 ACCURACY = KeepBest(metric="accuracy", mode="max")

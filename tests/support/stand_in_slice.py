@@ -52,7 +52,7 @@ class StandInSlice(tf.distribute.Strategy):  # type: ignore[misc]
 
 def install(set_attribute: Any = setattr) -> None:
     """Let a machine without a TPU train on a slice of servers."""
-    from tasks.foundation.machine import tpu
+    from baton.tasks.foundation.machine import tpu
 
     set_attribute(tpu, "require_packages", lambda: None)
     set_attribute(tf.tpu.experimental, "initialize_tpu_system", lambda _resolver: None)
@@ -61,8 +61,8 @@ def install(set_attribute: Any = setattr) -> None:
 
 def serve(port: int, cpus: int) -> None:
     """`baton slice-server`, with CPUs in place of TPUs, until the process is killed."""
-    from flows.commands.main import main
-    from tasks.foundation.machine import tpu
+    from baton.flows.commands.main import main
+    from baton.tasks.foundation.machine import tpu
 
     config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus}, intra_op_parallelism_threads=1)
     tpu.require_local_tpu = lambda: None
@@ -100,6 +100,10 @@ class Servers:
             process.kill()
             process.wait()
             process.stdout.close()
+
+    def send(self, task: int, number: int) -> None:
+        """Send a signal to one."""
+        self._processes[task].send_signal(number)
 
     def end(self, task: int) -> int:
         """End one with SIGTERM; returns its exit code, with any of which but 0 Kubernetes starts it again."""

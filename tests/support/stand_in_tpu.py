@@ -26,7 +26,7 @@ def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, announced:
     Returns:
         The device file.
     """
-    from tasks.foundation.machine import tpu
+    from baton.tasks.foundation.machine import tpu
 
     folder.mkdir(exist_ok=True)
     file = folder / DEVICE_FILE

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.model.variables import layers_of
+from baton.tasks.foundation.model.variables import layers_of
 
 
 class ApplyLayer(keras.layers.Layer):

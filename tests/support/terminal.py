@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from flows.commands.main import main
+from baton.flows.commands.main import main
 
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
 _CODE = re.compile(r"\x1b\[[0-9;]*m")

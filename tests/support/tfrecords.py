@@ -62,21 +62,11 @@ def file_of(records: Sequence[bytes], folder: Path, kind: str = "") -> bytes:
     return data
 
 
-def write_array_record(file: Path, records: Sequence[bytes]) -> None:
-    """Write an ArrayRecord file as TFDS does."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(file), "group_size:1")
-    for each in records:
-        writer.write(each)
-    writer.close()
-
-
 def read_epoch(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
     """Return all examples of one training epoch, and of validation, as the reader gives them."""
-    from tasks.foundation.dataset.evaluation_sets import set_batches
-    from tasks.foundation.dataset.read import training_dataset
-    from tasks.foundation.dataset.shards import original_read_errors
+    from baton.tasks.foundation.dataset.evaluation_sets import set_batches
+    from baton.tasks.foundation.dataset.read import training_dataset
+    from baton.tasks.foundation.dataset.shards import original_read_errors
 
     settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
     with original_read_errors():

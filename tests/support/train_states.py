@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.log.files import encode
-from tasks.foundation.log.fold import fold
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.log_entry import Entry, Environment, Origin
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.log.files import encode
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 SPEC = spec_of("build")

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from tests.support import forked
 from tests.support.checkout import CHECKOUT
 
 LONGEST_SECONDS = 300.0  # only a hanging test waits this long
 
 PRELUDE = """
 import hashlib, os, signal, sys, time
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 
 def say(*words):
     # One write: another thread prints the notes.
@@ -67,7 +68,7 @@ def process(body: str, **settings: Any) -> Iterator[Process]:
     """Start a Python process that runs `body` after PRELUDE; kill its process group at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "GCE_METADATA_HOST": ""}
     environment.pop("PYTHONUNBUFFERED", None)  # the tests cover the buffering of pipes
-    started = subprocess.Popen(
+    started = forked.Popen(
         [sys.executable, "-c", PRELUDE + body],
         cwd=CHECKOUT,
         env=environment,

@@ -17,34 +17,34 @@ from typing import Any, NoReturn
 import greenlet
 import pytest
 
-from flows import relay as relay_segments
-from flows.evaluating import is_in_flight
-from flows.opened_run import Goal
-from flows.relay import Relay
-from flows.runner import InProcess
-from tasks.foundation.checkpoint import save
-from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.contracts.checkpoint import (
+from baton.flows import relay as relay_segments
+from baton.flows.evaluating import is_in_flight
+from baton.flows.opened_run import Goal
+from baton.flows.relay import Relay
+from baton.flows.runner import InProcess
+from baton.tasks.foundation.checkpoint import save
+from baton.tasks.foundation.checkpoint.save import AsyncSaves
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
     manifest_digest,
 )
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import TrainSegmentCall
-from tasks.foundation.errors import BlowUp, NonFinite
-from tasks.foundation.log.files import require_entry
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import checksum_bytes
-from tasks.foundation.telemetry.events import Silent
-from tasks.stages import TRAIN_SEGMENT
-from tasks.train_segment.interval import CommitInterval
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import TrainSegmentCall
+from baton.tasks.foundation.errors import BlowUp, NonFinite
+from baton.tasks.foundation.log.files import require_entry
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.collectives import OneHost
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.stages import TRAIN_SEGMENT
+from baton.tasks.train_segment.interval import CommitInterval
 from tests.support.interleaving import Thread
 from tests.support.small_logs import staged_content
 

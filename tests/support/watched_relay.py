@@ -5,15 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.admit import Admitted
-from flows.opened_run import Goal, Run
-from flows.relay import relay
-from flows.result import RelayResult
-from flows.runner import InProcess, Runner
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Event, Phase, Sink, Training
+import pytest
+
+from baton.flows.admit import Admitted
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.relay import relay
+from baton.flows.result import RelayResult
+from baton.flows.runner import InProcess, Runner
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Event, Phase, Sink, Training
 from tests.support.homes import damaged, entries_of, read_history
 from tests.support.lab import Lab, spec_of
 
@@ -102,7 +105,7 @@ def command(
 ) -> RelayResult:
     """Run the relay as a command does, from the head of the log to the goal; `goal` as for `Goal.of`."""
     store: Any = lab.storage if held is None else HookedStore(lab.storage, held.hook)
-    run = Run.of(spec, lab.code, root=store)
+    run = OpenedRun.of(spec, lab.code, root=store)
     admitted = Admitted(
         run=run, goal=Goal.of(spec, **goal), accept=(), try_again=False, take_over=False, head=run.log.head(), notes=()
     )
@@ -118,6 +121,19 @@ def run_of(name: str, **changes: Any) -> RunSpec:
         "checkpoint__keep_last": 2,
     }
     return spec_of("plain", run=name, **(settings | changes))
+
+
+STRAIGHT = run_of("straight")  # of `compared_lab`
+
+
+def compared_lab(root: Path) -> Lab:
+    """A lab for many runs of other names, in which `STRAIGHT` is complete, with saves in line."""
+    lab = Lab(root)
+    PROCESS_STATE.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.flows.relay.leaves_time", lambda _: False)  # no report
+        command(lab, STRAIGHT, runner=InLine())
+    return lab
 
 
 def home_of(lab: Lab, spec: RunSpec) -> Path:

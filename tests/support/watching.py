@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.attempt import AttemptRecord
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.homes import entries_of
 
 # Several processes may have to start first, each with TensorFlow, on a busy machine.

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import WeightsReport
-from tasks.foundation.contracts.run_spec import InitSpec, RunSpec
-from tasks.foundation.errors import WeightsError
-from tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.foundation.contracts.checkpoint import WeightsReport
+from baton.tasks.foundation.contracts.run_spec import InitSpec, RunSpec
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.init_or_restore.weights.loading import load_weights
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, built, lab_of, spec_of
 
@@ -67,6 +67,40 @@ class KeptOtherwise(keras.layers.Layer):
 
     def load_own_variables(self, store):
         self.w.assign(store["doubled"][()] / 2)
+
+
+class Hidden(keras.layers.Layer):  # Keras does not look into _layers
+    def __init__(self, **config):
+        super().__init__(name="hidden")
+        self._layers = [keras.layers.Dense(6, name="one"), keras.layers.Dense(6, name="two")]
+
+    def call(self, x):
+        for layer in self._layers:
+            x = layer(x)
+        return x
+
+
+class Omitting(keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), name="w")
+        self.b = self.add_weight(shape=(shape[-1],), name="b")
+
+    def call(self, x):
+        return x * self.w + self.b
+
+    def save_own_variables(self, store):
+        store["0"] = self.w
+
+    def load_own_variables(self, store):
+        self.w.assign(store["0"])
+
+
+def lacking(kind, head="head"):
+    layer = {"hidden": Hidden, "omitting": Omitting}[kind](name=kind)
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Dense(3, name=head)(layer(x)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
 
 
 class OwnModel(keras.Model):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from flows import result as results
-from flows.opened_run import Goal, Run
-from flows.without_prefect import train as train_to
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.flows import result as results
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.without_prefect import train as train_to
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.event_recorder import EventRecorder
 from tests.train_segment.test_callbacks import log_of, make_code, memory_of, outcome_of, run_file, train
 
@@ -94,7 +94,7 @@ def test_replaced_callbacks_are_exact_across_cuts(tmp_path: Path) -> None:
     straight = run_file(tmp_path, "straight", *length, callbacks="make")
     recorder = EventRecorder()
     PROCESS_STATE.forget()
-    train_to(Run.open(straight), Goal.of(straight.spec), telemetry=recorder)
+    train_to(OpenedRun.open(straight), Goal.of(straight.spec), telemetry=recorder)
     cut = run_file(tmp_path, "cut", *length, callbacks="make")
     train(cut, 4, 7)
     assert outcome_of(cut) == outcome_of(straight)
@@ -124,6 +124,15 @@ def test_replaced_callbacks_are_exact_across_cuts(tmp_path: Path) -> None:
         (str(epoch), str(metrics["loss"])) for epoch, (_, metrics) in enumerate(evaluations)
     ]
     assert list(rows[0]) == ["epoch", "accuracy", "loss", "val_accuracy", "val_loss"]
+    # What is finished stays so; with a later target, it goes on from a state without the end.
+    again = run_file(tmp_path, "straight", *length, callbacks="make")
+    number = log_of(again).require_head().number
+    assert train(again).exit_reason == "nothing_to_do"
+    assert log_of(again).require_head().number == number
+    assert len(ends_in(tmp_path)) == 2
+    train(run_file(tmp_path, "straight", *length, "train.steps=16", callbacks="make"))
+    calls = memory_of(again, lab)["memories"][2]["calls"]
+    assert [call for call in calls if call.startswith("epoch")] == ["epoch 0 ends", "epoch 1 ends"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Callbacks run at absolute steps and resume exactly, however a run is cut; unsupported callbacks are refused."""
 
 import json
+import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +13,38 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import result as results
-from flows.api import Run as OpenedRun
-from flows.opened_run import Goal, Run
-from flows.result import RelayResult
-from flows.without_prefect import train as train_to
-from tasks.evaluate.report.page import write_report
-from tasks.foundation.checkpoint.fork import fork
-from tasks.foundation.contracts.log_entry import Change, Finish
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
-from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.devices import acquire
-from tasks.foundation.model import build as built_model
-from tasks.foundation.model.user_callbacks import callback_state, large_state_words, restore_callback_state
-from tasks.foundation.stage import Place
-from tasks.foundation.state.host_state import HostState
-from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Waiting
-from tasks.init_or_restore.stage import init_or_restore
-from tasks.prepare_data.stage import prepare_data
-from tasks.train_segment.trainer import take_trainer
-from tests.support import forked
+from baton.flows import result as results
+from baton.flows.api import Run as ApiRun
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.result import RelayResult
+from baton.flows.without_prefect import train as train_to
+from baton.tasks.evaluate.report.page import write_report
+from baton.tasks.foundation.checkpoint.fork import fork
+from baton.tasks.foundation.contracts.log_entry import Change, Finish
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
+from baton.tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.devices import acquire
+from baton.tasks.foundation.model import build as built_model
+from baton.tasks.foundation.model.user_callbacks import (
+    callback_state,
+    large_state_words,
+    restore_callback_state,
+    treat,
+)
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.state.host_memory import HostState
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE, Recipe
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Waiting
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.init_or_restore.stage import init_or_restore
+from baton.tasks.prepare_data.stage import prepare_data
+from baton.tasks.train_segment.trainer import take_trainer
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, in_fresh_process, lab_of
-from tests.support.shipped_runs import DRIVER
 
 MODEL = """
 def build():
@@ -77,36 +84,20 @@ class Adds(keras.callbacks.Callback):
         logs["rows"] = [1, 2]
 
 
-def adding():
-    return [Adds(), *both()[:2]]
-
-
-def adding_on_rows():
-    return [Adds(), *on_rows()[:2]]
-
-
 def both():
     early = keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=10.0, patience=4)
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", min_delta=10.0, patience=2, factor=0.5)
-    return [plateau, early, Recorder()]
+    return [plateau, Recorder(), early]
+
+
+def adding():
+    plateau, recorder, early = both()
+    return [plateau, recorder, Adds(), early]
 
 
 def on_rows():
     early = keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=3)
-    return [early, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
-
-
-class Sender(Recorder):
-    """Sends its logs to another service."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, logs)
-        with open(__file__ + ".calls", "a") as file:
-            print(epoch, sorted(logs), file=file)
-
-
-def sending():
-    return [Sender()]
+    return [Recorder(), Adds(), early, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
 class Batches(keras.callbacks.Callback):
@@ -153,10 +144,12 @@ def run_file(folder: Path, name: str, *extra: str, callbacks: str = "both", ever
     return load_run_file(path, extra)
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def no_report() -> Iterator[None]:
     """Skip the report, which training does not need."""
-    monkeypatch.setattr(results, "write_report", lambda _home, **_title: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "write_report", lambda _home, **_title: None)
+        yield
 
 
 def forget() -> None:
@@ -169,9 +162,9 @@ def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRe
     recorder = recorder or EventRecorder()
     for step in until:
         forget()
-        train_to(Run.open(run), Goal.of(run.spec, until_step=step), telemetry=recorder, accept=accept)
+        train_to(OpenedRun.open(run), Goal.of(run.spec, until_step=step), telemetry=recorder, accept=accept)
     forget()
-    return train_to(Run.open(run), Goal.of(run.spec), telemetry=recorder, accept=accept)
+    return train_to(OpenedRun.open(run), Goal.of(run.spec), telemetry=recorder, accept=accept)
 
 
 def log_of(run: Any) -> RunLog:
@@ -200,91 +193,121 @@ def outcome_of(run: Any) -> tuple[Any, ...]:
     )
 
 
-def straight_and_cut(
-    folder: str,
-    *extra: str,
-    callbacks: str,
-    every: int | None,
-    cuts: list[int],
-    recorder: EventRecorder | None = None,
-) -> list[Any]:
-    straight = run_file(Path(folder), "straight", *extra, callbacks=callbacks, every=every)
-    first = train(straight, recorder=recorder)
-    cut = run_file(Path(folder), "cut", *extra, callbacks=callbacks, every=every)
-    second = train(cut, *cuts, recorder=recorder)
-    assert first.exit_reason == second.exit_reason
-    return [first.exit_reason, outcome_of(straight), outcome_of(cut)]
-
-
 def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
     reader = EventAccumulator(f"{log_of(run).home.uri}/tensorboard/{what}", size_guidance={"scalars": 0})
     reader.Reload()
     return [(event.step, event.value) for event in reader.Scalars(name)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Runs that were trained straight: `plain`, and `straight`, whose callbacks add values to their logs."""
+
+    folder: Path
+    reason: str
+    outcome: tuple[Any, ...]
+    notes: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder, recorder = tmp_path_factory.mktemp("trained"), EventRecorder()
+    make_code(folder)
+    straight = run_file(folder, "straight", callbacks="adding")
+    reason = train(straight, recorder=recorder).exit_reason
+    train(run_file(folder, "plain"))
+    return Trained(folder=folder, reason=reason, outcome=outcome_of(straight), notes=recorder.text)
+
+
 @pytest.mark.slow
-def test_early_stopping_and_plateau_are_exact_across_cuts(tmp_path: Path) -> None:
-    lab = make_code(tmp_path)
-    reason = train(run_file(tmp_path, "straight")).exit_reason
-    straight = outcome_of(run_file(tmp_path, "straight"))
-    processes = run_file(tmp_path, "cut")
-    for options in (("--until-step", "14"), ()):
-        command = [sys.executable, str(DRIVER), str(processes.path), *options]
-        forked.run(command, check=True, capture_output=True)
-    assert outcome_of(processes) == straight
+def test_early_stopping_and_plateau_are_exact_across_cuts(trained: Trained) -> None:
+    folder, straight = trained.folder, trained.outcome
+    cut = run_file(folder, "cut", callbacks="adding")
+    assert train(cut, 12, 29).exit_reason == trained.reason
+    assert outcome_of(cut) == straight
     # A fork copies the memory of callbacks, and is evaluated where it starts.
-    source = LocalStorage(tmp_path / "storage")
-    fork(source, "straight", "forked", at_step=24, attempt="a" * 32)
-    train(run_file(tmp_path, "forked"))
-    assert outcome_of(run_file(tmp_path, "forked"))[:2] == straight[:2]
-    assert curve(processes, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
-    assert curve(processes, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
+    fork(LocalStorage(folder / "storage"), "straight", "forked", at_step=24, attempt="a" * 32)
+    forked = run_file(folder, "forked", callbacks="adding")
+    train(forked)
+    assert outcome_of(forked)[:2] == straight[:2]
+    assert curve(cut, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
+    assert curve(cut, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
     # patience=4: the fifth evaluation is the fourth without an improvement over the first.
-    assert (reason, straight[1].step) == ("finished_early", 30)
+    assert (trained.reason, straight[1].step) == ("finished_early", 30)
     assert "EarlyStopping" in straight[1].reason
-    run = run_file(tmp_path, "cut")
-    memory = memory_of(run, lab)
-    plateau, early, recorder = memory["memories"]
+    lab = Lab(folder)
+    plateau, recorder, _, early = memory_of(cut, lab)["memories"]
     # The state of step 29, because the callbacks at step 30 ended the run.
     assert early["wait"] == 3
     assert plateau["wait"] == 1
-    calls = recorder["calls"]
-    assert [dict(each["dict"])["epoch"] for each in calls] == [0, 1, 2, 3]
-    assert set(dict(calls[0]["dict"])) == {"epoch", "loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
+    calls = [dict(each["dict"]) for each in recorder["calls"]]
+    assert [each["epoch"] for each in calls] == [0, 1, 2, 3]
+    assert set(calls[0]) == {"epoch", "loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
     assert recorder["begun"] == {"tuple": [0, 1, 2, 3, 4]}
-    head = log_of(run).require_head()
-    tensors = lab.tensors(run.spec, head.tip)
-    rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
-    assert rates == [np.float32(0.005)]
-    validation = dict(dict(calls[0]["dict"]))
+    assert rates_in(cut, lab) == [np.float32(0.005)]
     first = next(each for step, each in straight[3] if step == 6)
-    assert validation["val_loss"] == first["loss"]
-    assert validation["loss"] == straight[2][0]["metrics"]["loss"]
+    assert calls[0]["val_loss"] == first["loss"]
+    assert calls[0]["loss"] == straight[2][0]["metrics"]["loss"]
+
+
+def rates_in(run: Any, lab: Lab) -> list[Any]:
+    """The learning rates in the tip's checkpoint."""
+    tensors = lab.tensors(run.spec, log_of(run).require_head().tip)
+    return [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
 
 
 @pytest.mark.slow
-def test_finished_run_stays_finished_until_callbacks_change(tmp_path: Path) -> None:
-    make_code(tmp_path)
-    run = run_file(tmp_path, "ended")
-    train(run)
-    number = log_of(run).require_head().number
-    later = run_file(tmp_path, "ended", "train.steps=90")
+def test_what_callbacks_add_to_logs_is_exact_and_no_metric(trained: Trained) -> None:
+    """Their sequence is compared with that of a cut run above."""
+    storage, logged = trained.folder / "storage", trained.outcome[-1]
+    assert [(each["step"], each["on"]) for each in logged] == [(step, "evaluation") for step in (6, 12, 18, 24, 30)]
+    assert_added(logged)
+    assert trained.notes.count("leaves out rows, which callbacks added to logs") == 1
+    # Neither the bits nor the metrics are others than without it.
+    assert outcome_of(run_file(trained.folder, "plain"))[2:4] == trained.outcome[2:4]
+    plain, straight = (ApiRun(str(storage / name)) for name in ("plain", "straight"))
+    assert [each.status()["logged"] for each in (plain, straight)] == [None, logged[-1]]
+    assert [row["norm"] for row in straight.evaluations()] == [each["values"]["norm"] for each in logged]
+    write_report(RunLog(LocalStorage(storage / "straight")), title="straight")
+    text = (storage / "straight" / "report" / "index.html").read_text()
+    assert "<figcaption>norm</figcaption>" in text
+    assert "<figcaption>gap</figcaption>" in text
+    assert "note epoch 4, token=***" in text
+
+
+def assert_added(logged: list[Any]) -> None:
+    assert [[*each["values"]] for each in logged] == [["norm", "val_gap", "note"]] * len(logged)
+    assert logged[1]["values"]["note"] == "epoch 1, token=***"
+    assert all(type(each["values"]["norm"]) is float for each in logged)
+
+
+@pytest.mark.slow
+def test_finished_run_stays_finished_until_callbacks_change(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    number = log_of(run_file(folder, "plain")).require_head().number
+    later = run_file(folder, "plain", "train.steps=90")
     assert train(later).exit_reason == "nothing_to_do"
-    assert log_of(run).require_head().number == number
-    assert isinstance(log_of(run).entry(number).body, Finish)
+    assert log_of(later).require_head().number == number
+    assert isinstance(log_of(later).entry(number).body, Finish)
     # The same callbacks, accepted: nothing changed, so nothing is written.
     assert train(later, accept=("train.callbacks",)).exit_reason == "finished_early"
-    assert log_of(run).require_head().number == number
-    others = run_file(tmp_path, "ended", "train.steps=36", callbacks="scheduled")
+    assert log_of(later).require_head().number == number
+    others = run_file(folder, "plain", "train.steps=36", callbacks="scheduled")
     with pytest.raises(IdentityChanged, match="--accept callbacks"):
         begin(others)
+    built: list[object] = []
+    build = built_model.build_model
+    monkeypatch.setattr(built_model, "build_model", lambda *given, **named: built.append(0) or build(*given, **named))
     result = train(others, accept=("train.callbacks",))
-    assert (result.exit_reason, result.step) == ("complete", 36)
-    changes = [entry.body for entry in log_of(run).entries() if isinstance(entry.body, Change)]
+    assert (result.exit_reason, result.step, len(built)) == ("complete", 36, 1)
+    changes = [entry.body for entry in log_of(others).entries() if isinstance(entry.body, Change)]
     assert [change.accepted for change in changes] == [("train.callbacks",)]
-    none = run_file(tmp_path, "ended", "train.steps=40", "train.callbacks=null")
+    none = run_file(folder, "plain", "train.steps=40", "train.callbacks=null")
     assert train(none, accept=("train.callbacks",)).step == 40
-    assert train(run_file(tmp_path, "ended", "train.steps=44"), accept=("train.callbacks",)).step == 44
+    assert train(run_file(folder, "plain", "train.steps=44"), accept=("train.callbacks",)).step == 44
 
 
 def begin(run: Any) -> None:
@@ -299,86 +322,46 @@ def begin(run: Any) -> None:
 @pytest.mark.slow
 def test_without_evaluations_callbacks_run_at_logged_rows(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
-    reason, straight, cut = straight_and_cut(str(tmp_path), callbacks="on_rows", every=None, cuts=[4, 9])
-    assert straight == cut
-    assert (reason, straight[1].step) == ("finished_early", 16)
-    run = run_file(tmp_path, "cut", callbacks="on_rows", every=None)
-    memory = memory_of(run, lab)
+    straight, cut = (run_file(tmp_path, name, callbacks="on_rows", every=None) for name in ("straight", "cut"))
+    assert train(straight).exit_reason == train(cut, 8).exit_reason == "finished_early"
+    outcome = outcome_of(cut)
+    assert outcome == outcome_of(straight)
+    assert outcome[1].step == 16
+    memory = memory_of(cut, lab)
     assert "EarlyStopping" in memory["ended"]
-    assert memory["memories"][2]["begun"] == {"tuple": [0, 1, 2, 3]}
-    tensors = lab.tensors(run.spec, log_of(run).require_head().tip)
-    rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
-    assert rates == [np.float32(0.01 * 0.5**4)]  # epochs 0 to 3 have begun
+    assert memory["memories"][0]["begun"] == {"tuple": [0, 1, 2, 3]}
+    assert rates_in(cut, lab) == [np.float32(0.01 * 0.5**4)]  # epochs 0 to 3 have begun
     # The last step is evaluated, although it is before the target of the run file.
-    assert [step for step, _ in straight[3]] == [16]
+    assert [step for step, _ in outcome[3]] == [16]
+    logged = outcome[-1]
+    assert [(each["step"], each["on"]) for each in logged] == [(step, "row") for step in (4, 8, 12, 16)]
+    assert_added(logged)
+    rows = ApiRun(str(tmp_path / "storage" / "cut")).history()
+    assert [row["norm"] for row in rows] == [each["values"]["norm"] for each in logged]
+
+
+def on_two_replicas(folder: str, cuts: list[int]) -> dict[str, Any]:
+    run, lab = run_file(Path(folder), "elastic", "accelerator.replicas=2"), Lab(Path(folder))
+    reason = train(run, *cuts).exit_reason
+    digest, finished, rows, *_ = outcome_of(run)
+    _, recorder, early = memory_of(run, lab)["memories"]
+    epochs = [dict(each["dict"])["epoch"] for each in recorder["calls"]]
+    end = [reason, finished.step, epochs, early["wait"], *map(float, rates_in(run, lab))]
+    return {"end": end, "bits": [digest, rows]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("callbacks", "every", "steps"), [("adding", 6, [6, 12, 18]), ("adding_on_rows", None, [4, 8, 12])]
-)
-def test_what_callbacks_add_to_logs_is_exact_and_no_metric(
-    tmp_path: Path, callbacks: str, every: int | None, steps: list[int]
-) -> None:
-    make_code(tmp_path)
-    target = f"train.steps={steps[-1]}"
-    recorder, cuts = EventRecorder(), [5, steps[1]]
-    reason, straight, cut = straight_and_cut(
-        str(tmp_path), target, callbacks=callbacks, every=every, cuts=cuts, recorder=recorder
-    )
-    assert reason == "complete"
-    assert straight == cut
-    logged = straight[-1]
-    assert [(each["step"], each["on"]) for each in logged] == [
-        (step, "evaluation" if every else "row") for step in steps
-    ]
-    assert [[*each["values"]] for each in logged] == [["norm", "val_gap", "note"]] * 3
-    assert logged[1]["values"]["note"] == "epoch 1, token=***"
-    assert all(type(each["values"]["norm"]) is float for each in logged)
-    noted = recorder.text.count("leaves out rows, which callbacks added to logs")
-    assert noted == (3 if every else 4), "once in a process that calls them"
-    # Neither the bits nor the metrics are others than without it.
-    plain = run_file(tmp_path, "plain", target, callbacks="both" if every else "on_rows", every=every)
-    train(plain)
-    assert outcome_of(plain)[2:4] == straight[2:4]
-    opened = [OpenedRun(str(tmp_path / "storage" / name)) for name in ("plain", "straight")]
-    assert [each.status()["logged"] for each in opened] == [None, logged[-1]]
-    rows = opened[1].evaluations() if every else opened[1].history()
-    assert [row["norm"] for row in rows][-3:] == [each["values"]["norm"] for each in logged]
-    write_report(RunLog(LocalStorage(tmp_path / "storage" / "straight")), title="straight")
-    text = (tmp_path / "storage" / "straight" / "report" / "index.html").read_text()
-    assert "<figcaption>norm</figcaption>" in text
-    assert "<figcaption>gap</figcaption>" in text
-    assert "note epoch 1, token=***" in text
-
-
-def on_two_replicas(folder: str) -> list[Any]:
-    reason, straight, cut = straight_and_cut(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[29])
-    elastic = run_file(Path(folder), "elastic", "accelerator.replicas=2")
-    train(elastic)
-    (calls,) = (each["calls"] for each in memory_of(elastic, Lab(Path(folder)))["memories"] if "calls" in each)
-    epochs = [dict(each["dict"])["epoch"] for each in calls]
-    return [reason, straight == cut, straight[1].step, epochs]
-
-
-@pytest.mark.slow
-def test_callbacks_are_exact_on_one_and_two_replicas(tmp_path: Path) -> None:
-    make_code(tmp_path)
-    elastic = run_file(tmp_path, "elastic")
-    train_to(Run.open(elastic), Goal.of(elastic.spec, until_step=14), telemetry=EventRecorder())
-    calls = in_fresh_process(on_two_replicas, folder=str(tmp_path))
-    assert calls == ["finished_early", True, 30, [0, 1, 2, 3]]
-
-
-def test_model_with_callbacks_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_code(tmp_path)
-    built: list[object] = []
-    build = built_model.build_model
-    monkeypatch.setattr(built_model, "build_model", lambda *given, **named: built.append(0) or build(*given, **named))
-    train(run_file(tmp_path, "one", "train.steps=12"))
-    assert len(built) == 1
-    train(run_file(tmp_path, "one", "train.steps=24", callbacks="scheduled"), accept=("train.callbacks",))
-    assert len(built) == 2
+@pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_callbacks_continue_on_two_replicas(tmp_path: Path, cut: bool) -> None:
+    (folder := tmp_path / "straight").mkdir()
+    make_code(folder)
+    elastic = run_file(folder, "elastic")
+    train_to(OpenedRun.open(elastic), Goal.of(elastic.spec, until_step=14), telemetry=EventRecorder())
+    shutil.copytree(folder, tmp_path / "cut", ignore=shutil.ignore_patterns("__pycache__"))
+    found = in_fresh_process(on_two_replicas, folder=str(folder), cuts=[])
+    assert found["end"] == ["finished_early", 30, [0, 1, 2, 3], 3, np.float32(0.005)]
+    if cut:
+        assert in_fresh_process(on_two_replicas, folder=str(tmp_path / "cut"), cuts=[29]) == found
 
 
 def test_warm_trainer_does_not_call_callbacks_twice(tmp_path: Path) -> None:
@@ -569,17 +552,15 @@ def test_callback_that_compiles_anew_ends_the_training(tmp_path: Path) -> None:
     assert log_of(run_file(tmp_path, "compiles")).require_head().tip.step == 12  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
-def test_failed_hook_names_the_way_to_go_on(tmp_path: Path, hook: str) -> None:
+def test_failed_hook_names_the_way_to_go_on(tmp_path: Path) -> None:
     """Once step 0 is committed, it is a failed step; corrected callbacks continue the run."""
     make_code(tmp_path)
     optimizer_of(tmp_path, COSINE)
-    sets = own(f"def {hook}(self, epoch, logs=None)", "self.model.optimizer.learning_rate = 0.5")
+    sets = own("def on_epoch_begin(self, epoch, logs=None)", "self.model.optimizer.learning_rate = 0.5")
     (tmp_path / "code" / "callbacks.py").write_text(f"import keras\n\n\n{sets}\n\n\ndef none():\n    return []\n")
     failing = run_file(tmp_path, "sets", "train.steps=12", callbacks="make")
-    with pytest.raises(
-        StepFailed, match=f"{hook} of Own raised TypeError: This optimizer was created with a"
-    ) as failed:
+    words = "on_epoch_begin of Own raised TypeError: This optimizer was created with a"
+    with pytest.raises(StepFailed, match=words) as failed:
         train(failing)
     assert "go on from the newest checkpoint with --accept callbacks" in str(failed.value)
     corrected = run_file(tmp_path, "sets", "train.steps=12", callbacks="none")
@@ -591,37 +572,25 @@ def test_other_steps_of_rows_have_the_same_callbacks(tmp_path: Path) -> None:
     """Where callbacks act at evaluations, unless they see rows: in batch hooks, or by a monitor of the training."""
     lab = make_code(tmp_path)
     run = run_file(tmp_path, "paced")
-    train_to(Run.open(run), Goal.of(run.spec, until_step=14), telemetry=EventRecorder())
-    before = memory_of(run, lab)["memories"]
-    forget()
-    faster = run_file(tmp_path, "paced", "train.log_every_steps=2")
-    train_to(Run.open(faster), Goal.of(faster.spec, until_step=16), telemetry=EventRecorder())
-    assert memory_of(run, lab)["memories"] == before
+    train_to(OpenedRun.open(run), Goal.of(run.spec, until_step=14), telemetry=EventRecorder())
     assert train(run_file(tmp_path, "paced", "train.log_every_steps=3")).step == 30, "the fifth evaluation"
-    for callbacks, every in (("batches", 6), ("on_rows", 6), ("scheduled", None)):
-        rows = run_file(tmp_path, f"{callbacks}-{every}", callbacks=callbacks, every=every)
-        train_to(Run.open(rows), Goal.of(rows.spec, until_step=4), telemetry=EventRecorder())
-        forget()
-        changed = run_file(tmp_path, rows.spec.run, "train.log_every_steps=2", callbacks=callbacks, every=every)
-        with pytest.raises(IdentityChanged, match=r"  train\.log_every_steps: 4 -> 2"):
-            train(changed)
-
-
-@pytest.mark.slow
-def test_last_epoch_ends_at_the_end_of_training(tmp_path: Path) -> None:
-    lab = make_code(tmp_path)
-    calls = tmp_path / "code" / "callbacks.py.calls"
-    run = run_file(tmp_path, "ends", "train.steps=12", callbacks="sending")
-    assert train(run, 9).exit_reason == "complete"
-    logs = "['accuracy', 'loss', 'val_accuracy', 'val_loss']"
-    assert calls.read_text().splitlines() == [f"0 {logs}", f"1 {logs}"]
-    number = log_of(run).require_head().number
-    assert train(run).exit_reason == "nothing_to_do"
-    assert log_of(run).require_head().number == number
-    assert len(calls.read_text().splitlines()) == 2
-    # With a later target, the run continues from this checkpoint, whose memory has no trace of the end.
-    train(run_file(tmp_path, "ends", "train.steps=13", callbacks="sending"))
-    assert [dict(each["dict"])["epoch"] for each in memory_of(run, lab)["memories"][0]["calls"]] == [0, 1]
+    recorder = memory_of(run, lab)["memories"][1]
+    assert [dict(each["dict"])["epoch"] for each in recorder["calls"]] == [0, 1, 2, 3]
+    assert recorder["begun"] == {"tuple": [0, 1, 2, 3, 4]}
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    for callbacks, every, sees in (
+        ("both", 6, False), ("batches", 6, True), ("on_rows", 6, True), ("scheduled", None, True)
+    ):  # fmt: skip
+        rows = run_file(tmp_path, callbacks, callbacks=callbacks, every=every)
+        reference = f"callbacks.py:{callbacks}"
+        made = load_function(reference, lab.code)()
+        treated = treat(made, model, rows.spec, reference=reference)
+        assert treated.record.sees_rows == sees
+    rows = run_file(tmp_path, "batches", callbacks="batches")
+    begin(rows)
+    changed = run_file(tmp_path, "batches", "train.log_every_steps=2", callbacks="batches")
+    with pytest.raises(IdentityChanged, match=r"  train\.log_every_steps: 4 -> 2"):
+        train(changed)
 
 
 class Keeps(keras.callbacks.Callback):
@@ -683,7 +652,7 @@ def test_large_memory_is_kept_as_it_is_and_named(tmp_path: Path) -> None:
     )
     grows = run_file(tmp_path, "grows", "train.steps=30", "train.segment_steps=12", callbacks="make", every=6)
     recorder = EventRecorder()
-    train(grows, 14, recorder=recorder)
+    train(grows, recorder=recorder)
     warned = [note for note in recorder.notes if "callbacks.py:make: callback Own keeps" in note]
     assert [note.partition(" in seen")[0].rpartition(" keeps ")[2] for note in warned] == ["1.6 MB"]
 

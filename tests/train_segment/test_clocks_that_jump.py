@@ -13,10 +13,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.foundation.checkpoint.cadence import CommitCadence
-from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.checkpoint.cadence import CommitCadence
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import (
     Commit,
     Entry,
     Environment,
@@ -25,20 +25,20 @@ from tasks.foundation.contracts.log_entry import (
     SegmentRequest,
     TracedStep,
 )
-from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.log.workers import workers_of
-from tasks.foundation.stage import Place
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.ledger import measured, seconds_between
-from tasks.train_segment import interval as module
-from tasks.train_segment import trainer
-from tasks.train_segment.host_stats import InnerLoop
-from tasks.train_segment.interval import CommitInterval
+from baton.tasks.foundation.contracts.run_spec import CheckpointSpec
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.host_history import summed_stats
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.ledger import measured, seconds_between
+from baton.tasks.train_segment import interval as module
+from baton.tasks.train_segment import trainer
+from baton.tasks.train_segment.host_stats import InnerLoop
+from baton.tasks.train_segment.interval import CommitInterval
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, spec_of
 
@@ -142,7 +142,7 @@ def test_commits_are_made_whatever_was_measured(
     assert all(0 <= amount < math.inf for amount in body.seconds.values())
     # Statistics are left out with a warning, or complete: one for each host.
     assert len(body.workers) == (0 if recorder.warnings else 2)
-    assert len(workers_of(history_of(entries))) == len(body.workers)
+    assert len(summed_stats(history_of(entries))) == len(body.workers)
 
 
 def test_invalid_times_count_as_zero() -> None:
@@ -178,5 +178,5 @@ def test_clock_set_back_during_a_step_loses_nothing(lab: Lab, tmp_path: Path, mo
     assert head.tip is not None
     assert straight.tip is not None
     assert (head.tip.step, head.tip.state_digest) == (11, straight.tip.state_digest)
-    for worker in workers_of(history_of(lab.log(spec).entries())):
+    for worker in summed_stats(history_of(lab.log(spec).entries())):
         assert 0 <= worker.input_wait_seconds <= worker.train_seconds

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.log_entry import HostSteps
-from tasks.foundation.machine.stops import agreed_stop, first_reason, number_of
-from tasks.foundation.telemetry.events import Silent
-from tasks.train_segment.host_stats import HostPace, HostStats, InnerLoop, ProcessorTime
-from tasks.train_segment.loop import LoopDecision
+from baton.tasks.foundation.contracts.log_entry import HostSteps
+from baton.tasks.foundation.machine.stops import agreed_stop, first_reason, number_of
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.train_segment.host_stats import HostPace, HostStats, InnerLoop, ProcessorTime
+from baton.tasks.train_segment.loop import LoopDecision
 from tests.support.event_recorder import EventRecorder
 
 

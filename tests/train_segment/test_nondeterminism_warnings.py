@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.train_segment.fingerprint import nondeterminism_warnings
+from baton.tasks.train_segment.fingerprint import nondeterminism_warnings
 
 PLACES, WEIGHTS = [0, 1, 1], [0.1, 0.2, 0.3]
 

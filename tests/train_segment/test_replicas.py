@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.model.metrics import RowMetrics, read_results
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.train_segment import trainer
+from baton.tasks.foundation.model.metrics import RowMetrics, read_results
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.train_segment import trainer
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -48,23 +48,38 @@ def masks_in(lab: Lab, spec: Any, ref: Any) -> list[list[float]]:
 
 
 def masks(folder: str, replicas: int) -> dict[str, Any]:
-    """The masks of each step, each from a new trainer; and those of the last step without a cut."""
+    """The masks of each step, each from a new trainer; and those of the last step without a cut.
+
+    And the metrics of each step as eager operations read them, as they are taken in a graph, and once they are taken.
+    """
+    rows: list[Any] = []
+
+    class Compared(RowMetrics):
+        def take(self) -> dict[str, float]:
+            given = self._model, self._strategy, self._returned
+            eager = read_results(*given).numbers
+            rows.append([eager, super().take(), self._function is not None, read_results(*given).numbers])
+            return dict(rows[-1][1])
+
     lab = Lab(Path(folder), Path(folder) / "code")
-    spec = spec_of("build", run=f"on-{replicas}", replicas=replicas, train__steps=STEPS)
+    spec = spec_of("build", run=f"on-{replicas}", replicas=replicas, train__steps=STEPS, train__log_every_steps=1)
     start = lab.begin(spec).tip
     assert start is not None
     shared = {key: value[2].hex() for key, value in lab.tensors(spec, start).items() if "/replica_" not in key}
     cut, at = [], start
-    for step in range(1, STEPS + 1):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "RowMetrics", Compared)
+        for step in range(1, STEPS + 1):
+            PROCESS_STATE.forget()
+            at = lab.train(spec, at, step).staged
+            cut.append(masks_in(lab, spec, at))
+        straight = lab.train(spec, start, STEPS).staged
         PROCESS_STATE.forget()
-        at = lab.train(spec, at, step).staged
-        cut.append(masks_in(lab, spec, at))
-    straight = lab.train(spec, start, STEPS).staged
-    return {"shared": shared, "cut": cut, "straight": masks_in(lab, spec, straight)}
+    return {"shared": shared, "cut": cut, "straight": masks_in(lab, spec, straight), "rows": rows}
 
 
 @pytest.mark.slow
-def test_replicas_draw_their_own_dropout_masks(tmp_path: Path) -> None:
+def test_replicas_draw_their_own_dropout_masks_and_share_metrics(tmp_path: Path) -> None:
     lab_of(tmp_path, MODEL)
     by_replicas = {1: masks(str(tmp_path), 1)}
     by_replicas[4] = in_fresh_process(masks, folder=str(tmp_path), replicas=4)
@@ -79,32 +94,9 @@ def test_replicas_draw_their_own_dropout_masks(tmp_path: Path) -> None:
         # Weights, optimizer and seeds start equal on any number of replicas.
         assert each["shared"] == by_replicas[1]["shared"]
         assert any(key.startswith("model/dense/kernel") for key in each["shared"])
-
-
-def rows(folder: str, replicas: int) -> list[Any]:
-    """The metrics of each step as eager operations read them, as they are taken in a graph, and once they are taken."""
-    found: list[Any] = []
-
-    class Compared(RowMetrics):
-        def take(self) -> dict[str, float]:
-            given = self._model, self._strategy, self._returned
-            eager = read_results(*given).numbers
-            found.append([eager, super().take(), self._function is not None, read_results(*given).numbers])
-            return found[-1][1]
-
-    trainer.RowMetrics = Compared  # type: ignore[misc]
-    lab = Lab(Path(folder), Path(folder) / "code")
-    spec = spec_of("build", run=f"rows-{replicas}", replicas=replicas, train__steps=STEPS, train__log_every_steps=1)
-    lab.relay(spec, STEPS)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_rows_are_taken_in_a_graph(tmp_path: Path, replicas: int) -> None:
-    lab_of(tmp_path, MODEL)
-    for eager, taken, in_graph, after in in_fresh_process(rows, folder=str(tmp_path), replicas=replicas):
-        assert taken == eager
-        assert taken["loss"] > 0
-        assert in_graph
-        assert set(after.values()) == {0.0}
+        assert len(each["rows"]) == 2 * STEPS
+        for eager, taken, in_graph, after in each["rows"]:
+            assert taken == eager
+            assert taken["loss"] > 0
+            assert in_graph
+            assert set(after.values()) == {0.0}

@@ -8,10 +8,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, ModelError, NonFinite, StepFailed
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.foundation.telemetry.events import Training
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BatonError, ModelError, NonFinite, StepFailed
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.telemetry.events import Training
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
 
 MODEL = """
@@ -83,6 +83,12 @@ def sampled():
     return _with(keras.layers.Lambda(noise))
 
 
+def compiled_with_xla():
+    model = compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]))
+    model.compile("sgd", model.loss, jit_compile=True)
+    return model
+
+
 def narrow():
     return compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
 
@@ -121,7 +127,7 @@ def lab(tmp_path: Path) -> Lab:
 
 def batches(lab: Lab, spec: RunSpec, count: int) -> list[Any]:
     """The first x batches of a run, from the reader."""
-    from tasks.foundation.dataset.read import training_dataset
+    from baton.tasks.foundation.dataset.read import training_dataset
 
     dataset = training_dataset(
         lab.storage,
@@ -157,10 +163,10 @@ def test_metrics_cover_the_batches_between_absolute_steps(lab: Lab) -> None:
     assert start is not None
     ids = [batch[:, 0].mean() for batch in batches(lab, spec, 11)]
     expected = {4: np.mean(ids[:4]), 8: np.mean(ids[4:8])}
-    for borders, cold in (((11,), False), ((3, 7, 11), True), ((1, 2, 4, 5, 8, 11), False)):
+    for borders in ((11,), (3, 7, 11), (1, 2, 4, 5, 8, 11)):
         at, rows = start, {}
         for border in borders:
-            if cold:
+            if border == 7:
                 PROCESS_STATE.forget()
             result = lab.train(spec, at, border)
             at = result.staged
@@ -231,7 +237,7 @@ def assert_nothing_is_staged(lab: Lab, spec: RunSpec, before: set[Path]) -> None
     assert {path for path in lab.home(spec).root.rglob("*") if path.is_file()} == before  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("clock", [fast, slow])
+@pytest.mark.parametrize("clock", [fast, pytest.param(slow, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_loss_that_is_not_finite_stops_the_run(lab: Lab, clock: Callable[[Lab], Callable[[], float]]) -> None:
     spec = spec_of("overflowing", form="divergent", data__validation_fraction=0.0, train__seed=2)
@@ -266,7 +272,7 @@ def test_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
 
 def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
     """The error of each untrainable model on `replicas` replicas, from init-or-restore or from training."""
-    from tasks.init_or_restore import model_requirements
+    from baton.tasks.init_or_restore import model_requirements
 
     lab, errors = Lab(Path(folder), Path(folder) / "code"), {}
     for build in ("outside", "untraceable"):
@@ -303,12 +309,6 @@ def test_untracked_state_is_refused(lab: Lab, begun: bool) -> None:
     assert_refused(refusals(str(lab.root), 1, begun))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("begun", [False, True])
-def test_untracked_state_is_refused_on_two_replicas(lab: Lab, begun: bool) -> None:
-    assert_refused(in_fresh_process(refusals, folder=str(lab.root), replicas=2, begun=begun))
-
-
 def label_failure(folder: str, replicas: int) -> str:
     lab = Lab(Path(folder), Path(folder) / "code")
     # A transform may change the labels, so they are not tried before step 0.
@@ -333,9 +333,23 @@ def test_label_out_of_range_is_reported(lab: Lab) -> None:
     assert_label_is_named(label_failure(str(lab.root), 1))
 
 
+def failures(folder: str) -> list[Any]:
+    lab = Lab(Path(folder), Path(folder) / "code")
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec_of("compiled_with_xla", replicas=2))
+    assert lab.log(spec_of("compiled_with_xla")).head() is None
+    found = [str(refused.value), label_failure(folder, 2)]
+    return [*found, *(refusals(folder, 2, begun) for begun in (False, True))]
+
+
 @pytest.mark.slow
-def test_label_out_of_range_is_reported_on_two_replicas(lab: Lab) -> None:
-    assert_label_is_named(in_fresh_process(label_failure, folder=str(lab.root), replicas=2))
+def test_steps_fail_on_two_replicas_as_on_one(lab: Lab) -> None:
+    of_xla, of_labels, *refused = in_fresh_process(failures, folder=str(lab.root))
+    assert "compiled with jit_compile=True, which cannot be used: 2 replicas" in of_xla
+    assert "hint: remove jit_compile=True" in of_xla
+    assert_label_is_named(of_labels)
+    for errors in refused:
+        assert_refused(errors)
 
 
 def test_new_run_with_hidden_random_state_is_refused(lab: Lab) -> None:
@@ -349,7 +363,7 @@ def test_new_run_with_hidden_random_state_is_refused(lab: Lab) -> None:
 
 @pytest.mark.parametrize(("build", "op"), [("python_code", "PyFunc"), ("sampled", "LogUniformCandidateSampler")])
 def test_state_outside_of_variables_is_warned_about(lab: Lab, build: str, op: str) -> None:
-    from tasks.init_or_restore import model_requirements
+    from baton.tasks.init_or_restore import model_requirements
 
     spec = spec_of(build)
     # An earlier version began the run.

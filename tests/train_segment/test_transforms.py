@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.transforms import transform_errors
-from tasks.foundation.errors import IdentityChanged, ModelError, StepFailed
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.dataset.transforms import transform_errors
+from baton.tasks.foundation.errors import IdentityChanged, ModelError, StepFailed
 from tests.support.lab import Lab, differing, in_fresh_process, lab_of
 
 MODEL = """
@@ -72,31 +72,34 @@ def spec_of(replicas: int = 1, **data: Any) -> RunSpec:
     )
 
 
-def train(folder: str, replicas: int, borders: list[int]) -> Any:
-    """Train to the borders, each segment like a new process; returns the digest, the metrics and the tensors."""
+def trained(folder: str, replicas: int) -> list[Any]:
+    """Train straight, and in two segments, the second like a new process; return digest, metrics, tensors of each."""
     from tests.support.lab import keep_trainer
 
-    lab, spec = make_lab(Path(folder)), spec_of(replicas)
-    head = lab.relay(spec, *borders, cold=True)
-    assert head.tip is not None
-    metrics = lab.evaluate(spec, head.tip)
-    keep_trainer()
-    tensors = {key: value[2].hex() for key, value in lab.tensors(spec, head.tip).items()}
-    return {"digest": head.tip.state_digest, "metrics": metrics, "tensors": tensors}
+    found = []
+    for name, borders in (("straight", (14,)), ("cut", (5, 14))):
+        lab, spec = make_lab(Path(folder) / name), spec_of(replicas)
+        lab.relay(spec, borders[0])
+        tip = lab.relay(spec, *borders, cold=True).tip
+        assert tip is not None
+        metrics = lab.evaluate(spec, tip)
+        keep_trainer()
+        tensors = {key: value[2].hex() for key, value in lab.tensors(spec, tip).items()}
+        found.append({"digest": tip.state_digest, "metrics": metrics, "tensors": tensors})
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_cut_run_has_the_bits_of_the_straight_one(tmp_path: Path, replicas: int) -> None:
-    straight = in_fresh_process(train, folder=str(tmp_path / "straight"), replicas=replicas, borders=[14])
-    cut = in_fresh_process(train, folder=str(tmp_path / "cut"), replicas=replicas, borders=[5, 9, 14])
+    straight, cut = in_fresh_process(trained, folder=str(tmp_path), replicas=replicas)
     assert cut["digest"] == straight["digest"], differing(cut["tensors"], straight["tensors"])
     assert cut["metrics"] == straight["metrics"]
 
 
 def test_changed_transform_is_refused_and_can_be_accepted(tmp_path: Path) -> None:
-    from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-    from tasks.init_or_restore.stage import init_or_restore
+    from baton.tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+    from baton.tasks.init_or_restore.stage import init_or_restore
 
     lab = make_lab(tmp_path)
     spec = spec_of(batch_transform=None)

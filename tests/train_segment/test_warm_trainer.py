@@ -5,25 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.errors import DamagedCheckpoint
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, differing, restored, spec_of
 
 
 @pytest.mark.slow
 def test_warm_trainer_continues_from_memory(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
-    start = lab.begin(spec).tip
-    assert start is not None
-    first = lab.train(spec, start, 5).staged
-    shutil.rmtree(lab.folder(spec, first))
+    first = lab.train_and_commit(spec, 5).tip
+    assert first is not None
+    away = lab.folder(spec, first).rename(tmp_path / "away")
     warm = lab.train(spec, first, 11)
+    away.rename(lab.folder(spec, first))
+    # A second command evaluates where it starts, and trains what it has restored for that.
+    PROCESS_STATE.forget()
+    lab.begin(spec)
+    lab.evaluate(spec, first)
+    shutil.rmtree(lab.folder(spec, first))
+    again = lab.train(spec, first, 11)
+    assert differing(lab.tensors(spec, warm.staged), lab.tensors(spec, again.staged)) == []
     PROCESS_STATE.forget()
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
         lab.train(spec, first, 11)
-    again = lab.train(spec, lab.train(spec, start, 5).staged, 11)
-    assert differing(lab.tensors(spec, warm.staged), lab.tensors(spec, again.staged)) == []
 
 
 def test_warm_trainer_restores_another_checkpoint(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """`jit_compile=True` compiles the train step with XLA: the same bits however it is cut, and compiled once."""
 
-import json
 import os
-import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import forked
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import ModelError
+from tests.support.lab import Lab, in_fresh_process, spec_of
 
 DATA = """
 import numpy as np
@@ -49,95 +50,66 @@ def build_model(jit=True, kind=""):
 """
 
 
-class Run:
-    """A run in a folder; every command is a process of its own."""
+def lab_in(folder: str) -> tuple[Lab, Path]:
+    """A lab, and the cache that XLA uses in this process."""
+    cache = Path(folder) / "cache"
+    os.environ["BATON_XLA_CACHE"] = str(cache)
+    return Lab(Path(folder), Path(folder) / "code"), cache
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self.folder = folder
-        (folder / "data.py").write_text(DATA)
-        (folder / "model.py").write_text(MODEL)
-        text = {
-            "run": "r",
-            "storage": "./runs",
-            "data": {"source": "data.py:load", "validation_fraction": 0.2},
-            "model": {"build": "model.py:build_model", "options": changes.pop("options", {})},
-            "train": {"steps": 12, "segment_steps": 4, "global_batch_size": 8, "log_every_steps": 4},
-            "accelerator": {"kind": "cpu"},
-            **changes,
-        }
-        (folder / "run.yaml").write_text(json.dumps(text))
 
-    def train(self, *words: str, cache: bool = True) -> Any:
-        folder = str(self.folder / "cache") if cache else ""
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "BATON_XLA_CACHE": folder}
-        return forked.run(
-            [sys.executable, "-m", "flows.without_prefect", "run.yaml", *words],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+def spec(run: str, **options: Any) -> RunSpec:
+    return spec_of("build_model", run=run, data__options={}, model__options=options)
 
-    def digest(self, *words: str, cache: bool = True) -> str:
-        done = self.train(*words, cache=cache)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return str(json.loads(done.stdout.splitlines()[-1])["state_digest"])
 
-    def programs(self) -> dict[str, int]:
-        """The compiled programs in the cache, with the times when they were written."""
-        return {file.name: file.stat().st_mtime_ns for file in (self.folder / "cache").rglob("*.pb")}
+def programs_in(cache: Path) -> dict[str, int]:
+    """The compiled programs, with the times when they were written."""
+    return {file.name: file.stat().st_mtime_ns for file in cache.rglob("*.pb")}
+
+
+def first_process(folder: str) -> dict[str, Any]:
+    """Train a model that XLA compiles to step 4, and then others that it does not compile."""
+    lab, cache = lab_in(folder)
+    with warnings.catch_warnings(record=True) as warned:
+        lab.relay(spec("cut"), 4)
+    assert [each for each in warned if "jit_compile=False" in str(each.message)] == []
+    compiled, notes = programs_in(cache), lab.recorder.text
+    lab.recorder.events.clear()
+    runs = {"auto": {"jit": None}, "false": {"jit": False}, "reluctant": {"kind": "reluctant"}}
+    digests = [lab.relay(spec(run, **options), 4).tip.state_digest for run, options in runs.items()]  # type: ignore[union-attr]
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec("listed", kind="listed"))
+    assert lab.log(spec("listed")).head() is None
+    assert programs_in(cache) == compiled
+    found = {"digests": digests, "others": lab.recorder.text, "refused": str(refused.value)}
+    return {**found, "notes": notes, "programs": compiled}
+
+
+def second_process(folder: str) -> list[Any]:
+    """Continue, and train straight: a later trainer of a process has other names, and is compiled for itself."""
+    lab, cache = lab_in(folder)
+    cut = lab.relay(spec("cut"), 12).tip
+    programs = programs_in(cache)
+    straight = lab.relay(spec("straight"), 12).tip
+    assert cut is not None
+    assert straight is not None
+    return [cut.state_digest, straight.state_digest, programs]
 
 
 @pytest.mark.slow
 def test_cuts_change_no_bit_and_are_compiled_once(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    first = run.train("--max-segments", "1")
-    assert first.returncode == 3, first.stderr[-3000:]
-    assert "XLA compiles the train step (jit_compile=True)" in first.stderr
-    assert "Proceeding with `jit_compile=False`" not in first.stderr
-    assert len(run.programs()) == 1
-    compiled = run.programs()
-    cut = run.digest()
-    assert run.programs() == compiled
-    assert run.digest("--set", "storage=./straight", cache=False) == cut
-    assert run.programs() == compiled
-
-
-@pytest.mark.slow
-def test_auto_and_false_do_not_use_xla_on_a_cpu(tmp_path: Path) -> None:
-    run = Run(tmp_path, options={"jit": None})
-    plain = run.digest()
-    explicit = run.digest("--set", "storage=./false", "--set", "model.options.jit=false")
-    assert plain == explicit
-    assert run.programs() == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"accelerator": {"kind": "cpu", "replicas": 2}},
-            ["compiled with jit_compile=True, which cannot be used: 2 replicas", "hint: remove jit_compile=True"],
-        ),
-        (
-            {"options": {"kind": "listed"}},
-            ["XLA cannot compile its train_step (jit_compile=True)", "PyFunc", "hint: remove jit_compile=True"],
-        ),
-    ],
-)
-def test_step_that_xla_cannot_compile_is_refused(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
-    done = Run(tmp_path, **changes).train()
-    assert done.returncode == 2, done.stderr
-    assert [word for word in words if word not in done.stderr] == []
-    assert not (tmp_path / "runs" / "r").exists()
-
-
-@pytest.mark.slow
-def test_layer_that_does_not_support_xla_is_named(tmp_path: Path) -> None:
-    run = Run(tmp_path, options={"kind": "reluctant"})
-    done = run.train()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "compiled with jit_compile=True, which is not used: XLA does not support layer reluctant" in done.stderr
-    assert run.programs() == {}
+    """A model that XLA cannot compile is refused, on two replicas too, see test_stage.py."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "data.py").write_text(DATA)
+    (tmp_path / "code" / "model.py").write_text(MODEL)
+    first = in_fresh_process(first_process, folder=str(tmp_path))
+    assert first["digests"][0] == first["digests"][1], "XLA is not used by default"
+    words = "compiled with jit_compile=True, which is not used: XLA does not support layer reluctant"
+    assert words in first["others"]
+    assert "XLA compiles" not in first["others"]
+    for words in ("XLA cannot compile its train_step (jit_compile=True)", "PyFunc", "hint: remove jit_compile=True"):
+        assert words in first["refused"]
+    assert "XLA compiles the train step (jit_compile=True)" in first["notes"]
+    assert len(first["programs"]) == 1
+    cut, straight, programs = in_fresh_process(second_process, folder=str(tmp_path))
+    assert cut == straight
+    assert programs == first["programs"]

@@ -1,6 +1,6 @@
 import numpy as np
 
-from flows import Run
+from baton import Run
 
 fit = np.genfromtxt("fit.csv", delimiter=",", names=True)
 run = Run("runs/classifier")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final, Literal, Self
 
-from tasks.foundation.contracts.attempt import AttemptRecord, UsageSample, utc_time
-from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
-from tasks.foundation.contracts.run_spec import recorded_epoch
-from tasks.foundation.log.accounting import GOOD, Account
-from tasks.foundation.log.history import History, commit_of, posix_seconds
-from tasks.foundation.log.workers import summed_stats
-from tasks.foundation.telemetry.formatting import epoch_words, number_words
+from baton.tasks.foundation.contracts.attempt import AttemptRecord, UsageSample, utc_time
+from baton.tasks.foundation.contracts.log_entry import Change, Entry, MetricRow, Origin, Rewind
+from baton.tasks.foundation.contracts.run_spec import recorded_epoch
+from baton.tasks.foundation.log.accounting import GOOD, Account
+from baton.tasks.foundation.log.history import History, commit_of, posix_seconds
+from baton.tasks.foundation.log.host_history import summed_stats
+from baton.tasks.foundation.telemetry.formatting import epoch_words, number_words
 
 _LOGARITHMIC_FROM_RATIO = 50
 _MAX_BORDERS = 120  # more lines would cover the curves
@@ -51,7 +51,7 @@ class Curve:
     """
 
     label: str
-    kind: Literal["training", "validation", "quiet", "partial"]
+    kind: Literal["training", "validation", "quiet", "partial", "before"]
     points: Points
     run: int | None = None
     host: int | None = None
@@ -98,12 +98,14 @@ class Line:
         training: values of the training.
         validation: values of the evaluations.
         partial: the value of a window that is not complete yet; at most one point.
+        before: values of the training that the run was forked from.
     """
 
     run: str = ""
     training: Points
     validation: Points
     partial: Points = ()
+    before: Points = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +195,20 @@ class Curves:
         }
 
 
-def curves_of(history: History, entries: Sequence[Entry], account: Account | None) -> Curves:
+def curves_of(
+    history: History, entries: Sequence[Entry], account: Account | None, before: Sequence[MetricRow] = ()
+) -> Curves:
     """Collect the curves of a run: loss, the other metrics, throughput, hosts. No charts if nothing was trained.
 
     Args:
         history: the curves in the log.
         entries: the log, oldest first.
         account: the attempts; None if they are not recorded.
+        before: rows of the run that this one was forked from, up to the fork.
     """
     borders = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
     return Curves(
-        charts=(*_metrics(history), *_learning_rate(history), *_throughput(history), *_hosts(history))
+        charts=(*_metrics(history, before), *_learning_rate(history, before), *_throughput(history), *_hosts(history))
         if history.segments
         else (),
         borders=borders if len(borders) <= _MAX_BORDERS else (),
@@ -212,10 +217,11 @@ def curves_of(history: History, entries: Sequence[Entry], account: Account | Non
     )
 
 
-def _metrics(history: History) -> Iterator[Chart]:
+def _metrics(history: History, before: Sequence[MetricRow]) -> Iterator[Chart]:
     partial = () if history.partial is None else history.partial.metrics
     for name in dict.fromkeys([*history.metric_names, *partial]):
-        yield metric_chart(name, [line_of(history, name)])
+        earlier = [(row.step, row.metrics[name]) for row in before if name in row.metrics]
+        yield metric_chart(name, [replace(line_of(history, name), before=earlier)])
 
 
 def line_of(history: History, metric: str, run: str = "") -> Line:
@@ -234,6 +240,8 @@ def metric_chart(name: str, lines: Sequence[Line]) -> Chart:
     curves: list[Curve] = []
     for place, line in enumerate(lines):
         run, whose = (place, f"{line.run}, ") if line.run else (None, "")
+        if line.before:
+            curves.append(Curve(label="before the fork", kind="before", points=line.before))
         if line.training:
             curves.append(Curve(label=line.run or "training", kind="training", points=line.training, run=run))
         if line.validation:
@@ -247,10 +255,16 @@ def metric_chart(name: str, lines: Sequence[Line]) -> Chart:
     return replace(chart, logarithmic=wide)
 
 
-def _learning_rate(history: History) -> Iterator[Chart]:
-    points = [(row.step, row.learning_rate) for row in history.rows if row.learning_rate is not None]
-    if len({rate for _, rate in points}) > 1:  # a constant is no curve
-        yield Chart(caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=points),))
+def _learning_rate(history: History, before: Sequence[MetricRow]) -> Iterator[Chart]:
+    earlier, points = (
+        [(row.step, row.learning_rate) for row in rows if row.learning_rate is not None]
+        for rows in (before, history.rows)
+    )
+    if len({rate for _, rate in (*earlier, *points)}) > 1:  # a constant is no curve
+        own = Curve(label="learning rate", kind="training", points=points)
+        forked = (Curve(label="before the fork", kind="before", points=earlier),) if earlier else ()
+        caption = "learning rate of the next step"  # as a row has it, and Keras's TensorBoard callback
+        yield Chart(caption=caption, curves=(*forked, own))
 
 
 def _throughput(history: History) -> Iterator[Chart]:
@@ -390,6 +404,7 @@ _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 10, 32
 _HEADER = 48  # of a picture: its caption and what its marks mean
 _TICKS = 5
+_FEW_DECADES, _MOST_DECADES = 3, 8
 _MAX_DOTS = 40
 _SIGNS = {"validation": "•", "partial": "○"}  # of a curve's kind; the others are lines
 _MAX_PICTURE_POINTS = 400  # a line has a lowest and a highest point for each three columns of a picture
@@ -400,13 +415,15 @@ STYLE: Final = """\
 .training, .partial, .run0 { --color: #2f6690; } .validation, .run1 { --color: #c4532f; }
 .fork, .run2 { --color: #1a7f37; }
 .rewind, .run3 { --color: #8250df; } .change, .run4 { --color: #7a5b00; } .run5 { --color: #bf3989; }
-.run6 { --color: #0a7ea4; } .run7 { --color: #57606a; } .quiet { --color: #8894a0; } .kill { --color: #b3261e; }
+.run6 { --color: #0a7ea4; } .run7 { --color: #57606a; } .kill { --color: #b3261e; }
+.quiet, .before { --color: #8894a0; }
 @media (prefers-color-scheme: dark) {
   :root { --card: #1a2128; --ink: #e6ebf0; --soft: #a3afbb; --grid: #27303a; }
   .training, .partial, .run0 { --color: #76b5e8; } .validation, .run1 { --color: #f0936f; }
   .fork, .run2 { --color: #5fd080; }
   .rewind, .run3 { --color: #c4a1ff; } .change, .run4 { --color: #e0b84c; } .run5 { --color: #f29ad0; }
-  .run6 { --color: #5cc8e8; } .run7 { --color: #a9b4bf; } .quiet { --color: #7d8a97; } .kill { --color: #ff8a80; }
+  .quiet, .before { --color: #7d8a97; }
+  .run6 { --color: #5cc8e8; } .run7 { --color: #a9b4bf; } .kill { --color: #ff8a80; }
 }
 svg { font: 11px system-ui, Helvetica, Arial, sans-serif; fill: var(--soft); }
 svg path { fill: none; stroke: var(--color); stroke-width: 1.6; stroke-linejoin: round; }
@@ -423,7 +440,6 @@ def svg_of(chart: Chart, curves: Curves) -> str:
     """The chart as an `<svg>` element of a page that has `STYLE`, in a size that the page scales.
 
     Args:
-        chart: one of the run's.
         curves: all of them, with borders and events.
     """
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(_summary(chart))}">'
@@ -497,7 +513,7 @@ class _Scale:
     def values(self) -> Sequence[float]:
         """Values with a line of the grid."""
         if self.logarithmic and self.high - self.low > 1:
-            return [10.0**power for power in range(math.ceil(self.low), math.floor(self.high) + 1)]
+            return decades(self.low, self.high)
         low, high = (10**self.low, 10**self.high) if self.logarithmic else (self.low, self.high)
         return ticks(low, high)
 
@@ -514,6 +530,14 @@ def ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten between two powers, thinned if they are many; of few decades also twice and five times as much."""
+    factors = (1, 2, 5) if high - low < _FEW_DECADES else (1,)
+    powers = range(math.floor(low), math.floor(high) + 1, math.ceil((high - low) / _MOST_DECADES))
+    values = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
 
 
 def _grid(scale: _Scale, epochs_per_step: float | None) -> Iterator[str]:

@@ -42,6 +42,15 @@
     return found;
   }
 
+  // Powers of ten between two powers, thinned if they are many; of few decades also twice and five times as much.
+  function decades(low, high) {
+    const found = [];
+    for (let power = Math.floor(low); power <= Math.floor(high); power += Math.ceil((high - low) / 8)) {
+      found.push(...(high - low < 3 ? [1, 2, 5] : [1]).map((factor) => factor * 10 ** power));
+    }
+    return found.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
+  }
+
   function words(value) {
     if (value === null || !isFinite(value)) return "not finite";
     const size = Math.abs(value);
@@ -102,9 +111,7 @@
       const py = (value) => height - bottom - ((height - top - bottom) * (map(value) - low)) / (high - low);
       Object.assign(this, { svg, px, from, to, width, curves });
 
-      const decades = this.log && high - low > 1;
-      const marks = decades
-        ? Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, n) => 10 ** (Math.ceil(low) + n))
+      const marks = this.log && high - low > 1 ? decades(low, high)
         : this.log ? ticks(10 ** low, 10 ** high).filter((value) => value > 0) : ticks(low, high);
       for (const value of marks) {
         svg.append(element("path", { class: "grid", d: `M${left} ${py(value)}H${width - right}` }));

@@ -14,10 +14,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Clock, Curves, Line, curves_of, metric_chart, svg_of
-from tasks.evaluate.report.sections import (
+from baton.tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Clock, Curves, Line, curves_of, metric_chart, svg_of
+from baton.tasks.evaluate.report.sections import (
     Cell,
     Section,
     Table,
@@ -29,24 +30,28 @@ from tasks.evaluate.report.sections import (
     cut,
     evaluations_section,
     goodput_words,
+    host_words,
     logged_section,
     origin_lines,
     saved_code_sections,
     time_sections,
+    with_host_words,
     workers_section,
 )
-from tasks.foundation.contracts.identity import readable
-from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.contracts.run_spec import recorded_epoch
-from tasks.foundation.errors import FileMissing, NoSuchRun
-from tasks.foundation.log.accounting import Account, account_of
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.history import History, history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.log.workers import workers_of
-from tasks.foundation.messages import masked, time_words
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
+from baton.tasks.foundation.contracts.identity import readable
+from baton.tasks.foundation.contracts.log_entry import Entry, Head, MetricRow, Origin
+from baton.tasks.foundation.contracts.run_spec import recorded_epoch
+from baton.tasks.foundation.errors import BatonError, FileMissing, NoSuchRun
+from baton.tasks.foundation.log.accounting import Account, account_of
+from baton.tasks.foundation.log.attempts import State, cause_of, last_attempt, read_attempts, state_of
+from baton.tasks.foundation.log.history import History, history_of
+from baton.tasks.foundation.log.host_history import slow_hosts, summed_stats
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.opening import open_home
+from baton.tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
+from baton.tasks.foundation.text import time_words
 
 
 class Tile(NamedTuple):
@@ -72,6 +77,7 @@ def html_page(
     curves: Curves,
     keys: Sequence[Key],
     sections: Sequence[Section],
+    lead: Sequence[Section] = (),
     clean: Callable[[str], str] = masked,
 ) -> str:
     """The page as HTML. The same arguments give the same page; all text is escaped.
@@ -84,13 +90,14 @@ def html_page(
         curves: what the charts show.
         keys: of the charts.
         sections: tables and notes.
+        lead: the same, above the charts.
         clean: returns a text without what does not belong into the page.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
 
-    script = (files("tasks.evaluate.report") / "curves.js").read_text("utf-8")
+    script = (files("baton.tasks.evaluate.report") / "curves.js").read_text("utf-8")
     environment = Environment(
-        loader=PackageLoader("tasks.evaluate.report", ""),
+        loader=PackageLoader("baton.tasks.evaluate.report", ""),
         autoescape=True,  # names of metrics and layers are the user's
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -107,6 +114,7 @@ def html_page(
         ],
         keys=keys,
         sections=sections,
+        lead=lead,
         chart_style=STYLE,
         data=_json(curves.facts()),
         script=script,
@@ -131,6 +139,7 @@ def _keys(curves: Curves) -> Iterator[Key]:
     """What the lines of the charts mean, of those that are there."""
     words = {
         "training": "training",
+        "before": "the training that it was forked from",
         "validation": "validation",
         "partial": "window that is not complete yet",
         "quiet": "throughput of the training alone",
@@ -145,16 +154,20 @@ def _keys(curves: Curves) -> Iterator[Key]:
     yield from (Key(f"event {kind}", said) for kind, said in EVENT_WORDS.items() if kind in happened)
 
 
-def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:
+def _introduction(entries: Sequence[Entry], history: History, cause: str) -> Iterator[str]:
     head = entries[-1].head
+    if cause:
+        yield cause
     yield f"as of log entry {head.number}, {time_words(entries[-1].time)} UTC"
     yield from origin_lines(entries, history)
     if head.finished is not None:
         yield f"ended early, at step {head.finished.step:,}: {head.finished.reason}"
 
 
-def _tiles(history: History, head: Head, account: Account | None) -> Iterator[Tile]:
-    yield Tile("step", f"{head.tip.step:,}" if head.tip else "none")
+def _tiles(history: History, head: Head, account: Account | None, state: State, target: int | None) -> Iterator[Tile]:
+    if state != "unknown":
+        yield Tile("state", state)
+    yield Tile("step" if target is None else f"step, of {target:,}", f"{head.tip.step:,}" if head.tip else "none")
     if head.tip and (length := recorded_epoch(head.identity)) is not None:
         yield Tile("epoch", epoch_words(length.after(head.tip.step)).removeprefix("epoch "))
     yield Tile("segments", f"{history.segments:,}")
@@ -183,7 +196,8 @@ def _sections(
 ) -> Iterator[Section]:
     head = entries[-1].head
     yield from time_sections(account, hosts=places)
-    yield from workers_section(workers_of(history))
+    workers = summed_stats(history)
+    yield from workers_section(workers, slow_hosts(workers))
     yield checkpoints_section(entries, head)
     yield from evaluations_section(history)
     yield from logged_section(history)
@@ -270,21 +284,46 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None, places
     entries = tuple(log.entries(blocks="written"))
     if not entries:
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
-    history = history_of(entries)
-    account = account_of(read_attempts(home), log, entries[-1], now=now or datetime.now(UTC))
-    curves = curves_of(history, entries, account)
+    history, newest = history_of(entries), entries[-1]
+    account, target = (
+        account_of(read_attempts(home), log, newest, now=now or datetime.now(UTC)),
+        log.totals(newest).target,
+    )
+    attempts = () if account is None else account.attempts
+    last = last_attempt(each.record for each in attempts)
+    at_work, early = any(each.alive for each in attempts), newest.head.finished is not None
+    step = 0 if newest.head.tip is None else newest.head.tip.step
+    state = state_of(at_work=at_work, ended_early=early, step=step, target=target, last=last)
+    cause = with_host_words(cause_of(state, last), {} if places else host_words(attempts))
+    curves = curves_of(history, entries, account, _rows_before(home, entries))
     page = html_page(
         title=title,
         address=home.uri if places else "",
-        introduction=list(_introduction(entries, history)),
-        tiles=list(_tiles(history, entries[-1].head, account)),
+        introduction=list(_introduction(entries, history, cause)),
+        tiles=list(_tiles(history, newest.head, account, state, target)),
         curves=curves,
         keys=list(_keys(curves)),
         sections=[*_sections(home, entries, history, account, places=places), _elsewhere(title, home.uri)],
         clean=masked if places else partial(_without_places, home=home.uri),
     )
-    home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
+    home.write(PAGE, f"<!-- log entry {newest.number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"
+
+
+def _rows_before(home: Storage, entries: Sequence[Entry]) -> list[MetricRow]:
+    """Rows of the runs that a fork came from, up to where it began; of those beside it that can be read."""
+    origin, storage, rows = entries[0].body, home.uri.rpartition("/")[0], list[MetricRow]()
+    lineage = origin.forked_from if isinstance(origin, Origin) else None
+    # An address in the log of a stranger's home may be any; only a run in the same storage is read.
+    while lineage is not None and lineage.home.rpartition("/")[0] == storage:
+        try:
+            log = RunLog(open_home(lineage.home, relative_to=Path.cwd())[1])
+            history = history_of([each for each in log.entries(blocks="read") if each.number <= lineage.entry])
+        except BatonError:  # it was deleted, or is damaged
+            break
+        rows = [*(row for row in history.rows if row.step <= lineage.step), *rows]
+        lineage = lineage.parent
+    return rows
 
 
 def reported_entry(home: Storage) -> int | None:
@@ -297,23 +336,36 @@ def reported_entry(home: Storage) -> int | None:
 
 
 def comparison_page(
-    *, runs: Sequence[str], sections: Sequence[Section], curves: Mapping[str, Sequence[Line]], clocks: Sequence[Clock]
+    *,
+    title: str,
+    address: str,
+    storage: str = "",
+    runs: Sequence[str],
+    lead: Sequence[Section],
+    sections: Sequence[Section] = (),
+    curves: Mapping[str, Sequence[Line]],
+    clocks: Sequence[Clock],
 ) -> str:
     """The page as HTML.
 
     Args:
-        runs: their names, at least two.
-        sections: what is said of the runs, and where they differ.
+        title: of the page.
+        address: below the title.
+        storage: address of the folder that holds the runs, which the page does not name.
+        runs: the names of those with curves.
+        lead: what is said of the runs, above the charts.
+        sections: where they differ.
         curves: by metric, the curves of each run, in the order of the runs.
-        clocks: of each run.
     """
     charts = [metric_chart(name, lines) for name, lines in curves.items()]
     return html_page(
-        title=" / ".join(runs),
-        address=f"{len(runs)} runs",
+        title=title,
+        address=address,
         introduction=["Lines are the training, dots joined by dashes the validation set."],
         tiles=[],
         curves=Curves(charts=tuple(chart for chart in charts if chart.curves), clocks=tuple(clocks)),
         keys=[Key(f"run{place}", run) for place, run in enumerate(runs)],
         sections=sections,
+        lead=lead,
+        clean=partial(_without_places, home=f"{storage}/*") if storage else masked,
     )

@@ -16,16 +16,16 @@ from typing import Any, Literal
 import yaml
 from pydantic_core import from_json
 
-from tasks.evaluate.report.charts import usage_pictures
-from tasks.foundation.contracts.home_files import (
+from baton.tasks.evaluate.report.charts import usage_pictures
+from baton.tasks.foundation.contracts.home_files import (
     CONFUSION,
     SAVED_CODE,
     ConfusionMatrix,
     ModelSummary,
     confusion_path,
 )
-from tasks.foundation.contracts.identity import differences
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.identity import differences
+from baton.tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
     Entry,
@@ -36,16 +36,17 @@ from tasks.foundation.contracts.log_entry import (
     Origin,
     Quarantine,
     Rewind,
+    WorkerStats,
 )
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
-from tasks.foundation.log.history import History, KeptForGood, commit_of
-from tasks.foundation.log.receipts import audit_words, last_audit
-from tasks.foundation.log.workers import Worker
-from tasks.foundation.messages import counted, time_words
-from tasks.foundation.model.code_changes import read_saved_code
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.formatting import (
+from baton.tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
+from baton.tasks.foundation.log.accounting import GOOD, LOST, Account, Attempt
+from baton.tasks.foundation.log.attempts import end_words
+from baton.tasks.foundation.log.history import History, KeptForGood, commit_of
+from baton.tasks.foundation.log.host_history import SlowHost
+from baton.tasks.foundation.log.receipts import audit_words, last_audit
+from baton.tasks.foundation.model.code_changes import read_saved_code
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.formatting import (
     duration_words,
     metric_words,
     number_words,
@@ -53,6 +54,7 @@ from tasks.foundation.telemetry.formatting import (
     short_path,
     size_words,
 )
+from baton.tasks.foundation.text import counted, time_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,6 @@ class Cell:
         sort: what the column is sorted by, if not by the text.
         share: length of a bar after the text, from 0 to 1; None: no bar.
         bar: CSS class of the bar's color.
-        png: a picture before the text, in base64.
     """
 
     text: str = ""
@@ -89,15 +90,23 @@ class Cell:
     sort: float | None = None
     share: float | None = None
     bar: Literal["training", "kill", "quiet"] = "quiet"
-    png: str = ""
+
+
+_MANY_COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows below optional headings."""
+    """Rows below optional headings. On a narrow screen, `stacks` puts the cells of a row below each other."""
 
     headings: Sequence[str] = ()
     rows: Sequence[Sequence[Cell]]
+    is_matrix: bool = False
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the columns do not fit on a narrow screen; a matrix is scrolled."""
+        return len(self.headings) >= _MANY_COLUMNS and not self.is_matrix
 
     @property
     def numbers(self) -> set[int]:
@@ -363,7 +372,6 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
     """The matrix as a table; no section if the home has none, or none that can be read.
 
     Args:
-        home: the run's.
         history: its log, with its evaluations. The others were rewound.
     """
     saved = set(home.files(CONFUSION))
@@ -383,30 +391,11 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
         table=Table(
             headings=("label", *names),
             rows=[[Cell(names[label], strong=True), *_cells(matrix.counts[label], label)] for label in classes],
+            is_matrix=True,
         ),
         note=f"Validation examples at step {matrix.step:,}: a row for each label, a column for each predicted class. "
         f"{right:,} of {total:,} are predicted right. Sample weights do not count.",
     )
-    if matrix.samples:
-        yield Section(
-            heading="Predictions",
-            table=Table(
-                headings=("example", "label", "predicted"),
-                rows=[
-                    [
-                        Cell(each.text, "wrap", png=each.png),
-                        _class_cell(each.label, names),
-                        _class_cell(each.predicted, names, wrong=each.predicted != each.label),
-                    ]
-                    for each in matrix.samples
-                ],
-            ),
-            note=f"The first validation examples, at step {matrix.step:,}; what is predicted wrong is bold.",
-        )
-
-
-def _class_cell(number: int, names: Sequence[str], *, wrong: bool = False) -> Cell:
-    return Cell(names[number] if number < len(names) else str(number), strong=wrong)
 
 
 def _cells(counts: tuple[int, ...], label: int) -> Iterator[Cell]:
@@ -423,7 +412,6 @@ def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
     """The newest model, run file and code; no section if the home has none, or none that can be read.
 
     Args:
-        home: the run's.
         head: the newest state, which names them.
     """
     path = head.identity.get(SAVED_CODE)
@@ -490,7 +478,6 @@ def code_changes_section(home: Storage, entries: Sequence[Entry]) -> Iterator[Se
     """Differences of the saved code at each accepted change, newest last; no section if there are none.
 
     Args:
-        home: the run's.
         entries: its log, oldest first.
     """
     changed = [
@@ -522,7 +509,6 @@ def code_diffs(
     """Yield the files that differ, each with its unified diff.
 
     Args:
-        before: text by file.
         after: the same of the other side.
         before_name: of that side, in the diff's first line.
         after_name: in its second line.
@@ -542,7 +528,7 @@ def _files(home: Storage, path: object) -> Mapping[str, str] | None:
     return {_RUN_FILE: run_file, **saved.text_files}
 
 
-_ERROR_CHARACTERS = 160
+_ERROR_CHARACTERS = 200
 _HOST_CHARACTERS = 40
 _ATTEMPTS_SHOWN = 200
 _OUTPUTS_SHOWN = 20
@@ -572,8 +558,8 @@ def goodput_words(account: Account) -> str:
     return f"{account.share(account.good_seconds):.1%}"
 
 
-def workers_section(workers: Sequence[Worker]) -> Iterator[Section]:
-    """Statistics of each host; no section if the log has none."""
+def workers_section(workers: Sequence[WorkerStats], slow: Sequence[SlowHost]) -> Iterator[Section]:
+    """Statistics of each host, and which are slow; no section if the log has none."""
     if not workers:
         return
     rows = [
@@ -584,12 +570,12 @@ def workers_section(workers: Sequence[Worker]) -> Iterator[Section]:
             number(f"{1000 * worker.step_seconds:.3g} ms"),
             number(f"{worker.input_wait_share:.1%}"),
             number(", ".join(map(number_words, worker.losses))),
-            Cell("the others wait for its input" if worker.straggles else ""),
         ]
         for worker in workers
     ]
-    headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas", "")
-    yield Section(heading="Workers", table=Table(headings=headings, rows=rows))
+    headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas")
+    note = "; ".join(each.words for each in slow)
+    yield Section(heading="Workers", table=Table(headings=headings, rows=rows), note=note)
 
 
 def _causes(account: Account) -> Table:
@@ -636,15 +622,14 @@ def _sentences(account: Account) -> Iterator[str]:
 
 def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
     rows = []
-    names = dict.fromkeys(attempt.record.host for attempt in attempts)
-    words = {} if hosts else {host: f"host {number}" for number, host in enumerate(names, start=1)}
+    words = {} if hosts else host_words(attempts)
     texts = []
     for attempt in attempts[-_ATTEMPTS_SHOWN:]:
         record = attempt.record
         if record.last_lines:
             host = words.get(record.host) or cut(record.host, _HOST_CHARACTERS)
             name = f"last lines of the attempt of {time_words(record.began)} on {host}, {_end_words(attempt, words)}"
-            texts.append((name, _with_host_words(cut_text("\n".join(record.last_lines)), words)))
+            texts.append((name, with_host_words(cut_text("\n".join(record.last_lines)), words)))
         rows.append(
             [
                 Cell(time_words(record.began)),
@@ -666,7 +651,13 @@ def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
     )
 
 
-def _with_host_words(text: str, hosts: Mapping[str, str]) -> str:
+def host_words(attempts: Sequence[Attempt]) -> dict[str, str]:
+    """What a page calls the hosts of attempts: `host 1` for the first."""
+    names = dict.fromkeys(attempt.record.host for attempt in attempts)
+    return {host: f"host {number}" for number, host in enumerate(names, start=1)}
+
+
+def with_host_words(text: str, hosts: Mapping[str, str]) -> str:
     """A text with other words for hosts."""
     for host, word in hosts.items():
         if host and host in text:
@@ -675,11 +666,6 @@ def _with_host_words(text: str, hosts: Mapping[str, str]) -> str:
 
 
 def _end_words(attempt: Attempt, hosts: Mapping[str, str]) -> str:
-    record = attempt.record
     if attempt.alive:
-        return f"running: {record.doing}"
-    if record.ended is None:
-        return f"killed or crashed in {record.doing}"
-    reason = record.ended.replace("_", " ")
-    message = _with_host_words(" ".join((record.message or "").split()), hosts)
-    return f"{reason}: {cut(message, _ERROR_CHARACTERS)}" if message else reason
+        return f"running: {attempt.record.doing}"
+    return cut(with_host_words(end_words(attempt.record), hosts), _ERROR_CHARACTERS)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.log.attempts import Losses
+from baton.tasks.foundation.contracts.run_spec import CheckpointSpec
+from baton.tasks.foundation.log.attempts import Losses
 
 # However small the state is, a commit also costs a log entry, requests, retention, and files to keep. With the losses
 # that a run begins with, one in four hours, it makes the shortest interval a minute.
@@ -50,7 +50,6 @@ class CommitCadence:
         """Begin with an estimate.
 
         Args:
-            spec: of the run file.
             state_bytes: size of the train state.
             processors: that share the work; None for those of this process.
             clock: monotonic time in seconds.

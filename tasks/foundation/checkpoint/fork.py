@@ -10,17 +10,17 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tasks.foundation.checkpoint.selection import retired_while_read
-from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.checkpoint.selection import retired_while_read
+from baton.tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     base_in_folder_name,
     checkpoint_folder,
 )
-from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code
-from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin, UnfinishedFork
-from tasks.foundation.errors import (
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code
+from baton.tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin, UnfinishedFork
+from baton.tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
     FileAlreadyThere,
@@ -31,14 +31,15 @@ from tasks.foundation.errors import (
     RunLogError,
     StaleWriter,
 )
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.files import UNFINISHED_FORK, entry_path
-from tasks.foundation.log.history import restorable
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import message
-from tasks.foundation.storage.interface import Storage, discard
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.files import UNFINISHED_FORK, entry_path
+from baton.tasks.foundation.log.history import restorable
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.model.code_changes import read_saved_code
+from baton.tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.text import message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,7 @@ def find_same_fork(log: RunLog, head: Head | None, existing: Lineage | None, wan
     """The wanted fork, if it is complete; None if it must still be made.
 
     Args:
-        log: the new run's.
         head: its newest head; None if there is no run.
-        existing: the lineage in its log.
         wanted: the lineage of the fork to make.
 
     Raises:
@@ -145,7 +144,6 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
 
     Args:
         root: the storage root of both runs.
-        name: the source run.
         new: a run name that is not taken.
         at_step: step of the checkpoint; None for the tip, even if it moves meanwhile.
         attempt: the writer, a uuid4 of this process.
@@ -332,11 +330,13 @@ def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, fold
 def _copy_code(runs: _Runs, origin: Origin) -> None:
     """Copy the run file and the code that the origin names, if the source run has them.
 
-    Code of another user stays where it is: the copy would be this user's, and so run unasked.
+    Code of another user stays where it is: the copy would be this user's, and so run unasked. What is damaged is copied
+    as it is, with a warning: the fork trains without it.
     """
     path = origin.identity.get(SAVED_CODE)
     if not is_saved_code(path):
         return
+    read_saved_code(runs.source.home, path)
     with suppress(FileMissing, FileAlreadyThere):
         try:
             runs.target.home.create(str(path), runs.source.home.read_own(str(path)))

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
-from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
-from tasks.foundation.contracts.identity import SIGNATURE
-from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.model.variables import Leaf, components
-from tasks.foundation.state.digest import require_same_signature, signature_digest, stored_name
-from tasks.foundation.state.host_state import read_host_state
-from tasks.foundation.state.replicas import read_returned_means, stored_means
-from tasks.foundation.state.train_state import (
+from baton.tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
+from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
+from baton.tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
+from baton.tasks.foundation.contracts.identity import SIGNATURE
+from baton.tasks.foundation.errors import DamagedCheckpoint
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.model.variables import Leaf, components
+from baton.tasks.foundation.state.digest import require_same_signature, signature_digest, stored_name
+from baton.tasks.foundation.state.host_memory import read_host_state
+from baton.tasks.foundation.state.replicas import read_returned_means, stored_means
+from baton.tasks.foundation.state.train_state import (
     TrainState,
     carry,
     is_average_of,
@@ -26,9 +26,9 @@ from tasks.foundation.state.train_state import (
     optimizer_path,
     temporary_folder_errors,
 )
-from tasks.foundation.state.warm_state import WarmState
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.state.warm_state import WarmState
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local_files import temporary_folder
 
 
 def restore_checkpoint(
@@ -40,8 +40,6 @@ def restore_checkpoint(
 
     Args:
         state: a state of the same model; every variable gets a new value.
-        home: the run's home.
-        ref: the checkpoint.
         initial: gives a state with the values of step 0, entered if variables begin fresh; None: `state` is as built.
 
     Raises:
@@ -209,8 +207,6 @@ def restore_warm_state(warm: WarmState, home: Storage, ref: CheckpointRef) -> bo
 
     Args:
         warm: the state; every variable gets a new value.
-        home: the run's home.
-        ref: the checkpoint.
 
     Returns:
         Whether it was restored; False if all hosts held it, and nothing was read.

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, find_damage
-from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.identity import recorded_callbacks
-from tasks.foundation.contracts.log_entry import Body, Head, Retained, Retire, Rewind
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, NothingToRestore, StorageError
-from tasks.foundation.log.appends import evaluates_beside, overdue_evaluation, quarantine, rewind
-from tasks.foundation.log.history import kept_for_good
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.messages import listed
-from tasks.foundation.storage.interface import Storage, discard, is_postponed
-from tasks.foundation.storage.transfers import parallel_map
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, find_damage
+from baton.tasks.foundation.contracts.checkpoint import base_in_folder_name
+from baton.tasks.foundation.contracts.identity import recorded_callbacks
+from baton.tasks.foundation.contracts.log_entry import Body, Head, Retained, Retire, Rewind
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp, NothingToRestore, RunLogError, StorageError
+from baton.tasks.foundation.log.appends import evaluates_beside, overdue_evaluation, quarantine, rewind
+from baton.tasks.foundation.log.history import kept_for_good
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage, best_effort, discard, is_postponed
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.text import listed
 
 _COMMITS_BEFORE_DELETING = 2
 _LISTING_SECONDS = 10.0
@@ -148,7 +148,6 @@ def files_to_delete(home: Storage, head: Head | None) -> dict[str, tuple[str, ..
     Call it beside that commit: in a remote store, deletion then needs no listing of its own.
 
     Args:
-        home: the run's.
         head: before the commit.
 
     Returns:
@@ -186,7 +185,6 @@ def apply_retention(
     deleted stays in the list of retired ones, and later calls try again.
 
     Args:
-        log: the run's.
         policies: a checkpoint is retained if one of them keeps it.
         attempt: the writer, a uuid4.
         listed: see `files_to_delete`; what is missing is listed when it is deleted.
@@ -225,7 +223,14 @@ def apply_retention(
 
 
 def _sweep(log: RunLog) -> None:
-    log.is_swept = _delete_garbage(log)
+    with best_effort(
+        log.home, "unused folders in checkpoints/ could not be looked for", then="they stay until a later start"
+    ):
+        try:
+            log.is_swept = _delete_garbage(log)
+        except RunLogError:  # a damaged entry stays damaged, and each try would read the whole history
+            log.is_swept = True
+            raise
 
 
 def _delete_garbage(log: RunLog) -> bool:
@@ -238,14 +243,15 @@ def _delete_garbage(log: RunLog) -> bool:
         Whether nothing is left that an earlier attempt has staged.
     """
     # Listed before the head is read: everything listed was staged on a base no newer than the head's.
-    folders = set(log.home.folders("checkpoints"))
+    quick = RunLog(log.home.with_deadline(_LISTING_SECONDS))  # a store that fails here must not hold up the next save
+    folders = set(quick.home.folders("checkpoints"))
     head = log.head()
     if head is None:
         return False
     named = {ref.path for ref in (*head.retained, *head.quarantined)} | {old.path for old in head.retired}
     staged = [folder for folder in folders - named if base_in_folder_name(folder) is not None]
     if staged:
-        kept = {each.ref.path for each in kept_for_good(log, head, blocks="written")}
+        kept = {each.ref.path for each in kept_for_good(quick, head, blocks="written")}
         staged = [folder for folder in staged if folder not in kept]
     garbage = [folder for folder in staged if base_in_folder_name(folder) != head.base]
     deleted = [discard(log.home, folder, now=head.commits) for folder in garbage]
@@ -261,7 +267,6 @@ def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verif
     continue once the files are restored from a backup.
 
     Args:
-        log: the run's.
         attempt: the writer, a uuid4.
         telemetry: receives a warning for each quarantined checkpoint.
         verify_bytes: whether to read all bytes, instead of asking the store for sizes and checksums.
@@ -303,10 +308,7 @@ def rewind_run(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, telemetr
     """Log a rewind, see `log.appends.rewind`. Only the chief calls it.
 
     Args:
-        log: the run's.
-        fault: the blow-up and its step.
         base: number of the log entry that the work started from.
-        spec: the run file.
         telemetry: receives a note.
 
     Raises:

@@ -29,17 +29,25 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from tasks.foundation.checkpoint.retention import apply_retention, files_to_delete, retention_policies
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import AcceleratorLost, BlowUp, DamagedCheckpoint, NonFinite, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, beside
-from tasks.foundation.telemetry.events import Committed, Sink
+from baton.tasks.foundation.checkpoint.retention import apply_retention, files_to_delete, retention_policies
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import (
+    AcceleratorLost,
+    BlowUp,
+    DamagedCheckpoint,
+    NonFinite,
+    StaleWriter,
+    StorageError,
+)
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.collectives import Hosts
+from baton.tasks.foundation.storage.interface import best_effort
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, beside
+from baton.tasks.foundation.telemetry.events import Committed, Sink
 
 _LOGGER = logging.getLogger(__name__)
 # Added to the thread's nice value, so that a busy processor trains first. Threads that it starts inherit it.
@@ -246,7 +254,6 @@ def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, 
     """Verify a staged checkpoint against its manifest, commit it, and apply the retention policies.
 
     Args:
-        log: the run's.
         body: the log entry to write; it names the checkpoint.
         spec: the run file, whose metadata the entry gets.
         telemetry: receives `Committed`.
@@ -271,7 +278,8 @@ def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, 
                 log.home.delete(staged.path)
             raise
         telemetry.emit(Committed.of(body))
-        apply_retention(log, retention_policies(spec), attempt=staged.attempt, listed=listed.result())
+        with best_effort(log.home, "older checkpoints could not be retired", then="the next commit tries again"):
+            apply_retention(log, retention_policies(spec), attempt=staged.attempt, listed=listed.result())
     return entry
 
 
@@ -294,7 +302,6 @@ def wait_for_save(saves: AsyncSaves | None, hosts: Hosts) -> int | None:
 
     Args:
         saves: of this process; only the chief's are committed. None: saves are made in line.
-        hosts: of the run.
 
     Returns:
         The number of the log entry of the newest save that is committed, on every host; None if none is.
@@ -332,7 +339,6 @@ def found_by_chief(step: int, *, where: str = "") -> NonFinite:
     """The error of the other hosts when the chief finds weights that are not finite.
 
     Args:
-        step: of the state.
         where: added to the step, for example ", in segment 2".
     """
     return NonFinite(f"step {step}{where}: the chief found weights that are not finite", step=step)

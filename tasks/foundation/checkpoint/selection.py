@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
-from tasks.foundation.log.history import restorable
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
+from baton.tasks.foundation.log.history import restorable
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
 
 _Read = TypeVar("_Read")
 
@@ -17,7 +17,6 @@ def select_checkpoint(home: Storage, step: int | Literal["best"] | None, *, erro
     """Select the newest checkpoint of a run, its best, or the one at a step.
 
     Args:
-        home: the run's home.
         step: an absolute step, "best", or None for the newest.
         error: the class of error to raise.
 
@@ -58,7 +57,6 @@ def read_selected(
     new one is read. A checkpoint selected by its step has no replacement.
 
     Args:
-        home: the run's home.
         step: as for `select_checkpoint`.
         read: reads the checkpoint it is given; called again with another one if that was retired meanwhile.
         error: the class of error to raise if the run does not retain such a checkpoint, or no longer does.

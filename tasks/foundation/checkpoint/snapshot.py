@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.tensor_bundle import FileLayout, Location, arrange, resting_keys, string_tensor
-from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
-from tasks.foundation.errors import NonFinite
-from tasks.foundation.machine.processes import enough_memory_for_snapshot
-from tasks.foundation.state.digest import OBJECT_GRAPH, stored_name
-from tasks.foundation.state.host_shares import HostShares
-from tasks.foundation.state.host_state import PageBuffer
-from tasks.foundation.state.train_state import EarlierFiles, TrainState
+from baton.tasks.foundation.checkpoint.tensor_bundle import FileLayout, Location, arrange, resting_keys, string_tensor
+from baton.tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
+from baton.tasks.foundation.errors import NonFinite
+from baton.tasks.foundation.machine.processes import enough_memory_for_snapshot
+from baton.tasks.foundation.state.digest import OBJECT_GRAPH, stored_name
+from baton.tasks.foundation.state.host_memory import PageBuffer
+from baton.tasks.foundation.state.host_shares import HostShares
+from baton.tasks.foundation.state.train_state import EarlierFiles, TrainState
 
 # Data files begin at pages, so that they go to the disk without another copy.
 _PAGE_BYTES = 4096
@@ -29,8 +29,6 @@ _COPY_BYTES = 8 << 20
 _MOST_THREADS = 4
 # What the state of callbacks may take, whose size is known when it is read.
 _SPARE_BYTES = 1 << 20
-# Steps of models below wait for no page tables.
-_LARGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,6 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
     """Take a snapshot. With several hosts, all of them call it at the same step.
 
     Args:
-        state: the train state.
         where: added to the step in an error message, for example ", in segment 2".
         copy: whether to copy the values, so that training can go on before they are written. Without, no memory is
             needed.
@@ -185,7 +182,7 @@ def reserve_memory(state: TrainState) -> None:
     files = layout.files_of[shares.host]
     mine = [(location, sizes[key]) for key, location in layout.locations.items() if location.shard in files]
     size = sum(map(_in_pages, _shard_sizes(mine, files))) + _SPARE_BYTES
-    state.page_buffer.reserve(size, huge_pages=state.host_values.on_host and size >= _LARGE_BYTES)
+    state.page_buffer.reserve(size)
 
 
 def _layout(state: TrainState, sizes: Mapping[str, int], graph_bytes: int) -> FileLayout:

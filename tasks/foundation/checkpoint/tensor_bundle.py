@@ -25,12 +25,12 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto, BundleHeaderProto
 
-from tasks.foundation.contracts.checkpoint import replica_key
-from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.messages import message
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.digest import OBJECT_GRAPH
-from tasks.foundation.storage.transfers import mask_crc32c, masked_crc32c
+from baton.tasks.foundation.contracts.checkpoint import replica_key
+from baton.tasks.foundation.errors import DamagedCheckpoint
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.state.digest import OBJECT_GRAPH
+from baton.tasks.foundation.storage.transfers import mask_crc32c, masked_crc32c
+from baton.tasks.foundation.text import message
 
 _BLOCK_BYTES = 256 << 10
 # Every 16th key is stored whole, the ones between as the difference from the key before.
@@ -148,7 +148,6 @@ def locate(sizes: Sequence[int], *, shard_bytes: int, borders: Collection[int] =
     """Distribute tensors to data files, in their order.
 
     Args:
-        sizes: of the tensors, in bytes.
         shard_bytes: the size of a file is at most this; a larger tensor has a file of its own.
         borders: indices of tensors that begin a file.
         shard: index of the first file.
@@ -284,7 +283,6 @@ def resting_keys(leaves: Sequence[Leaf], sizes: Mapping[str, int], replicas: int
     """Return the keys of large values that training does not update, such as the weights of a frozen layer.
 
     Args:
-        leaves: of the train state.
         sizes: bytes of each value, by key.
         replicas: number of replicas on all hosts.
     """

@@ -19,12 +19,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.foundation.contracts.base import another_version, is_refused_name
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, manifest_digest
-from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.storage.transfers import damage_of, difference, parallel_map
+from baton.tasks.foundation.contracts.base import another_version, is_refused_name
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, manifest_digest
+from baton.tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.storage.transfers import damage_of, difference, parallel_map
 
 _MANIFEST_READS = 2
 
@@ -87,8 +87,6 @@ def find_damage(home: Storage, ref: CheckpointRef, *, read_bytes: bool = False) 
     """Look for damage in a checkpoint; two independent reads must agree on it.
 
     Args:
-        home: the run's home.
-        ref: the checkpoint.
         read_bytes: whether to read all bytes, wherever they are. Otherwise as `verify_checkpoint` does.
 
     Returns:
@@ -128,9 +126,6 @@ def fetch(
     Files on this machine are linked. Others are downloaded, and once more if the first download differs.
 
     Args:
-        home: the run's home.
-        ref: the checkpoint.
-        manifest: its manifest.
         folder: an empty local folder, on the disk of `fetched`.
         fetched: files that were downloaded before, by name; they are moved, and count as the first download.
 
@@ -176,7 +171,7 @@ def _compare(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _ReadFiles:
     """What was read: nothing, if the manifest could not be read."""
 
     manifest: CheckpointManifest | None
@@ -193,7 +188,7 @@ class _Found:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
     address: str
-    found: "Future[_Found]"
+    found: "Future[_ReadFiles]"
     folder: ExitStack
 
 
@@ -204,12 +199,7 @@ class CheckpointPrefetch:
         self._reading: _Reading | None = None
 
     def begin(self, home: Storage, ref: CheckpointRef) -> None:
-        """Begin to read a checkpoint's files. Errors are ignored: the restore meets them again.
-
-        Args:
-            home: the run's home.
-            ref: the checkpoint.
-        """
+        """Begin to read a checkpoint's files. Errors are ignored: the restore meets them again."""
         self.drop()
         folder = ExitStack()
         with suppress(BatonError, OSError):
@@ -227,10 +217,6 @@ class CheckpointPrefetch:
 
     def take(self, home: Storage, ref: CheckpointRef) -> dict[str, FetchedFile]:
         """Wait for the files of a checkpoint that were read ahead.
-
-        Args:
-            home: the run's home.
-            ref: the checkpoint.
 
         Returns:
             What was downloaded, by file name; empty for another checkpoint. `drop` deletes the files.
@@ -274,7 +260,7 @@ def _read_into_memory(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _download(home: Storage, ref: CheckpointRef, folder: Path, done: "Future[_Found]") -> None:
+def _download(home: Storage, ref: CheckpointRef, folder: Path, done: "Future[_ReadFiles]") -> None:
     found: dict[str, FetchedFile] = {}
     manifest = None
 
@@ -288,7 +274,7 @@ def _download(home: Storage, ref: CheckpointRef, folder: Path, done: "Future[_Fo
             manifest = read_manifest(home, ref)
             parallel_map(download, manifest.files, workers=home.transfers)
     finally:
-        done.set_result(_Found(manifest=manifest, files=found))
+        done.set_result(_ReadFiles(manifest=manifest, files=found))
 
 
 # A process restores the checkpoint that it starts from once.

@@ -24,18 +24,18 @@ from typing import TypeVar
 import google_crc32c
 from pydantic import Field
 
-from tasks.foundation.checkpoint.save import found_by_chief
-from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite, take_snapshot
-from tasks.foundation.checkpoint.tensor_bundle import PREFIX, BundleEntry, data_file, index_of
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.checkpoint.save import found_by_chief
+from baton.tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite, take_snapshot
+from baton.tasks.foundation.checkpoint.tensor_bundle import PREFIX, BundleEntry, data_file, index_of
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
 )
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import (
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import (
     AcceleratorLost,
     BatonError,
     FileMissing,
@@ -43,15 +43,15 @@ from tasks.foundation.errors import (
     RunLogError,
     StorageError,
 )
-from tasks.foundation.log.appends import stale_writer
-from tasks.foundation.log.files import require_entry
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher, digest_of_leaves
-from tasks.foundation.state.host_shares import HostShares
-from tasks.foundation.state.train_state import EarlierFiles, TrainState
-from tasks.foundation.storage.interface import FileStat, Storage, discard
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, as_array, parallel_map
+from baton.tasks.foundation.log.appends import stale_writer
+from baton.tasks.foundation.log.files import require_entry
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher, digest_of_leaves
+from baton.tasks.foundation.state.host_shares import HostShares
+from baton.tasks.foundation.state.train_state import EarlierFiles, TrainState
+from baton.tasks.foundation.storage.interface import FileStat, Storage, discard
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, as_array, parallel_map
 
 
 def write_or_share(
@@ -69,10 +69,6 @@ def write_or_share(
     of files that training does not change, and of those that stayed the same once.
 
     Args:
-        home: the run's home.
-        folder: of the checkpoint.
-        name: of the file.
-        buffers: its bytes.
         earlier: the files of the checkpoint before.
         resting: whether training does not update what is in the file.
 
@@ -125,7 +121,7 @@ _BLOCK_BYTES = 1 << 20
 _SHARE_SECONDS = 24 * 3600.0
 
 
-class ProcessorTime:
+class WorkerSeconds:
     """Seconds of a processor that work in other threads takes."""
 
     def __init__(self) -> None:
@@ -165,7 +161,6 @@ def write_snapshot(
 
     Args:
         snapshot: what to write.
-        home: the run's home.
         base: number of the log entry that the work started from.
         attempt: the writer, a uuid4.
         processed: gets the seconds of a processor that this takes, without those of parallel uploads.
@@ -182,7 +177,7 @@ def write_snapshot(
         AcceleratorLost: another host is gone.
     """
     began = time.thread_time()
-    beside = ProcessorTime()
+    beside = WorkerSeconds()
     with _other_hosts_told(snapshot.shares, attempt):
         try:
             require_finite(snapshot)
@@ -206,8 +201,6 @@ def stage_checkpoint(
     """Write the train state to a run's home. With several hosts, all of them call it at the same step.
 
     Args:
-        state: the train state.
-        home: the run's home.
         base: number of the log entry that the work started from.
         attempt: the writer, a uuid4; of linked hosts, the chief's counts.
         where: added to the step in an error message, for example ", in segment 2".
@@ -290,7 +283,7 @@ def _longest_wait() -> float:
 
 
 def _write(
-    snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside: ProcessorTime
+    snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside: WorkerSeconds
 ) -> CheckpointRef | None:
     folder = checkpoint_folder(step=snapshot.step, base=base, attempt=attempt)
     shards, shares = snapshot.shards(), snapshot.shares

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract
-from tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract
+from baton.tasks.foundation.contracts.log_entry import Head
 
 # Time without a recorded cause. It is always shown.
 UNATTRIBUTED = "unattributed"

@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
 
-from tasks.foundation.errors import AnotherVersion, BatonError
-from tasks.foundation.messages import abridged, message, shown, visible
+from baton.tasks.foundation.errors import AnotherVersion, BatonError
+from baton.tasks.foundation.text import abridged, message, shown, visible
 
 # The public index has another project with the name `baton`.
 _DISTRIBUTION = "baton-relay"
@@ -83,7 +83,6 @@ class Contract(BaseModel):
         """Parse JSON.
 
         Args:
-            data: the JSON.
             extra: what becomes of unknown keys.
 
         Raises:
@@ -112,7 +111,6 @@ class Contract(BaseModel):
         revisions before 1.0 have `schema_version` in its place, or neither.
 
         Args:
-            data: the JSON.
             where: the file or source, for the message.
             error: class of the error for invalid content.
             unknown_keys: "forbid" where no key may be ignored, as in the call of a stage.
@@ -167,8 +165,6 @@ def another_version(where: str, kind: type[Contract], why: str) -> AnotherVersio
     """Return the error for a file of a newer version of Baton, which is valid and must not be deleted.
 
     Args:
-        where: the file.
-        kind: the contract in the file.
         why: what this version cannot read, with its value.
     """
     return AnotherVersion(
@@ -289,17 +285,29 @@ class ChangeClass:
     Attributes:
         kind: the class.
         why: the reason for the class, in a few words.
-        decides: for an identity key, the recorded keys that it decides, alone or with others.
+        decides: for an identity key, the recorded keys of other names that it decides, alone or with others.
+        accepted: for an identity key that is recorded under its own name, the effect of an accepted change.
+        plain: whether its value is recorded as it is in the run file.
     """
 
     kind: Literal["identity", "operational", "environment"]
     why: str
     decides: tuple[str, ...] = ()
+    accepted: str = ""
+    plain: bool = False
 
 
-def identity(why: str, *decides: str) -> ChangeClass:
-    """The class of a key that decides the recorded keys `decides`."""
-    return ChangeClass("identity", why, decides)
+FROM_THAT_STEP = "applies from that step on"
+CARRIED = (
+    "applies from that step on: weights, and all that means the same, keep their values; other slots, metrics and "
+    "seeds begin fresh"
+)
+OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
+
+
+def identity(why: str, *decides: str, accepted: str = "", plain: bool = False) -> ChangeClass:
+    """The class of a key that decides recorded keys; see `ChangeClass`."""
+    return ChangeClass("identity", why, decides, accepted, plain)
 
 
 def operational(why: str) -> ChangeClass:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract, FileName
+from baton.tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract, FileName
 
 
 class FileRecord(Contract):
@@ -146,7 +146,6 @@ class CheckpointRef(Contract):
         """The reference to a staged checkpoint.
 
         Args:
-            manifest: its manifest.
             data: the manifest as it is written.
         """
         return cls(

@@ -9,11 +9,13 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import (
+from baton.tasks.foundation.contracts.base import (
+    FROM_THAT_STEP,
+    OTHER_BATCHES,
     CodeReference,
     Contract,
     DatasetPath,
@@ -184,7 +186,6 @@ _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
 
 
-TFDS_DATA_DIR: Final = "~/tensorflow_datasets"  # the default of TensorFlow Datasets
 _IN_PLACE = ("huggingface", "table", "tar", "tfds", "tfrecord")
 _ALWAYS_COPIED = (".csv", ".tsv")
 
@@ -202,9 +203,7 @@ def hub_folder(name: str) -> str:
 
 
 def _path_in_place(source: SetSpec) -> object:
-    """Return `options.path`; of a dataset by its name, the folder of all datasets of `tfds`, or its own of the hub."""
-    if source.source == "tfds" and "name" in source.options:
-        return source.options.get("data_dir", TFDS_DATA_DIR)
+    """Return `options.path`; of a dataset of the hub by its name, its folder in the hub's cache."""
     if source.source == "huggingface" and isinstance(name := source.options.get("name"), str):
         return hub_folder(name)
     return source.options.get("path")
@@ -218,11 +217,14 @@ class DataSpec(Contract):
         "function, data.py:load, that returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or "
         "batches"
     )
-    sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
-        default=(),
-        description="a mixture, instead of data.source: a list of {source, weight, options, version, batched, "
-        "examples}; in every window of about 1,000 examples each source has the share that its weight says, and the "
-        "examples of a source come in the shuffled order of its own epochs; validation_fraction holds out from each",
+    sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, accepted=OTHER_BATCHES)] = (
+        Field(
+            default=(),
+            description="a mixture, instead of data.source: a list of {source, weight, options, version, batched, "
+            "examples}; in every window of about 1,000 examples each source has the share that its weight says, and "
+            "the examples of a source come in the shuffled order of its own epochs; validation_fraction holds out from "
+            "each",
+        )
     )
     exhausted: Annotated[Exhausted, identity("another mixture of the examples", "data.sources")] = Field(
         default="repeat",
@@ -234,7 +236,9 @@ class DataSpec(Contract):
         default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"
     )
     version: Annotated[str | int, identity("the source is read again, and may give other examples", _EXAMPLES)] = Field(
-        default=0, description="change it when the data that data.py:load reads changed but its code did not"
+        default=0,
+        description="change it when data changed that Python does not open for data.py:load, as of TensorFlow, "
+        "pyarrow, networks",
     )
     validation_fraction: Annotated[float, identity("other examples are held out", _EXAMPLES)] = Field(
         default=0.1,
@@ -254,7 +258,11 @@ class DataSpec(Contract):
         "the value; it stays an input, which data.transform and data.validation_transform can drop",
     )
     validation: Annotated[
-        SetField, identity("early stopping, keep-best and the curves would compare two sets", "data.validation")
+        SetField,
+        identity(
+            "another validation set, so that early stopping, keep-best and the curves would compare two sets",
+            accepted=f"{FROM_THAT_STEP}; the best checkpoint is chosen anew, on the new set",
+        ),
     ] = Field(
         default=None,
         description="an own validation set instead of a fraction: a source, as data.py:load_validation, or a mapping "
@@ -296,7 +304,8 @@ class DataSpec(Contract):
         "sample_weight is 0 for the filling, which metrics respect under weighted_metrics",
     )
     transform: Annotated[
-        CodeReference | None, identity("other examples reach the model", "data.transform", "data.contents")
+        CodeReference | None,
+        identity("another transform of the training examples", "data.contents", accepted=FROM_THAT_STEP),
     ] = Field(
         default=None,
         description="a function of TensorFlow operations, augment.py:augment, that changes each training example when "
@@ -304,13 +313,19 @@ class DataSpec(Contract):
         "it, and seed int32 [2], another one in each epoch",
     )
     batch_transform: Annotated[
-        CodeReference | None, identity("other batches reach the model", "data.batch_transform", "data.contents")
+        CodeReference | None,
+        identity("another transform of the training batches", "data.contents", accepted=FROM_THAT_STEP),
     ] = Field(
         default=None,
         description="the same for each global batch, after data.transform, as for mixup: mixup(batch, *, seed)",
     )
     validation_transform: Annotated[
-        CodeReference | None, identity("other examples are evaluated", "data.validation_transform", "data.contents")
+        CodeReference | None,
+        identity(
+            "another transform of the validation examples",
+            "data.contents",
+            accepted="applies to evaluations from that step on",
+        ),
     ] = Field(
         default=None,
         description="the same for each validation example; a seed, if it takes one, is the same in each evaluation",
@@ -321,7 +336,10 @@ class DataSpec(Contract):
         "BATON_CACHE_BYTES) or memory (all training examples, decoded, before data.transform; each process reads them "
         "once when it starts; if half of the free memory is too little: disk, with a warning)",
     )
-    shuffle: Annotated[bool, identity("another order", "data.shuffle", _EXAMPLES)] = Field(
+    shuffle: Annotated[
+        bool,
+        identity("another order of the examples", _EXAMPLES, accepted=OTHER_BATCHES, plain=True),
+    ] = Field(
         default=True,
         description="false keeps the order of the source in every epoch, as fit(shuffle=False) does, and holds out its "
         "last examples (split: last); an epoch that ends within a batch goes on with the next one; each source of a "
@@ -330,8 +348,8 @@ class DataSpec(Contract):
     shard_examples: Annotated[int | None, identity("other shards, and so another order", _EXAMPLES)] = Field(
         default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
     )
-    window_shards: Annotated[int, identity("another order", "data.window_shards")] = Field(
-        default=8, ge=1, description="shards that are read and shuffled together, in memory; at least 1"
+    window_shards: Annotated[int, identity("another order of the examples", accepted=OTHER_BATCHES, plain=True)] = (
+        Field(default=8, ge=1, description="shards that are read and shuffled together, in memory; at least 1")
     )
 
     @model_validator(mode="before")

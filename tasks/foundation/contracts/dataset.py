@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import Contract, DatasetPath, ShardPath, another_version
-from tasks.foundation.contracts.data_spec import Mixture, SetName, SetRef
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.messages import listed, masked
+from baton.tasks.foundation.contracts.base import Contract, DatasetPath, ShardPath, another_version
+from baton.tasks.foundation.contracts.data_spec import Mixture, SetName, SetRef
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.text import listed
 
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
 # inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.
@@ -53,7 +54,7 @@ class Feature(Contract):
 class RangeLayout(Contract):
     """How a range of an external file is read that is no TFRecord file. Its reader needs these bytes besides."""
 
-    form: Literal["parquet", "arrow", "tar", "array_record"]
+    form: Literal["parquet", "arrow", "tar"]
     head_begin: int = Field(default=0, ge=0, description="offset of the footer (Parquet) or the schema (Arrow)")
     head_size: int = Field(default=0, ge=0, description="bytes; 0: none are needed")
     head_crc32c: str = Field(default="00000000", pattern=r"^[0-9a-f]{8}$")
@@ -125,6 +126,16 @@ class HeldOut(Contract):
     )
 
 
+class OpenedFile(Contract):
+    """A file that a user's function opened while the dataset was prepared, or a folder in which it found files."""
+
+    path: str = Field(description="relative to the run file's folder if it is beside it, else absolute")
+    size: int = Field(ge=0, description="bytes; of a folder: files")
+    modified_ns: int = Field(default=0, description="nanoseconds since 1970; of a folder: 0")
+    sha256: str = Field(description="of its bytes; of a folder: of its files' names; empty: it changed meanwhile")
+    suffixes: tuple[str, ...] = Field(default=(), description="of a folder: the files that count; (): this is a file")
+
+
 class DatasetManifest(Contract):
     """Written last, so its existence means that every shard is complete.
 
@@ -151,6 +162,11 @@ class DatasetManifest(Contract):
         default=(), description="what the source does anew in each pass, and was read once: said to every new run"
     )
 
+    prepared: str = Field(default="", description="the day, as 2026-01-31, in UTC; empty: not known")
+    opened: tuple[OpenedFile, ...] | None = Field(
+        default=None, description="of a user's function: what it was seen to open; None: not known"
+    )
+
     @model_validator(mode="after")
     def _has_training_examples(self) -> Self:
         if not (self.train or self.mixture) or not self.features:
@@ -162,11 +178,12 @@ class DatasetManifest(Contract):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of their numbers, as the source has them; empty if it has none."""
-        try:
-            names = json.loads(self.origin.get(CLASSES, "[]"))
-        except ValueError:  # informational
-            return ()
-        return tuple(str(name)[:_NAME_CHARACTERS] for name in names) if isinstance(names, list) else ()
+        return tuple(name[:_NAME_CHARACTERS] for name in _class_names(self.origin))
+
+    @property
+    def named_features(self) -> tuple[Feature, ...]:
+        """The features with what the labels mean, see `with_class_names`."""
+        return with_class_names(self.features, self.origin)
 
     @property
     def train_examples(self) -> int:
@@ -205,6 +222,32 @@ class DatasetRef(Contract):
         if own is not None:
             return own.examples
         return self.validation_examples if name == "validation" else 0
+
+
+def with_class_names(features: Sequence[Feature], origin: Mapping[str, str]) -> tuple[Feature, ...]:
+    """Return the features, the label's with the names of the classes as its vocabulary.
+
+    To compare two sets only: the features in a manifest have no names of classes, so no digest has them. `origin` is
+    that of their source or manifest.
+    """
+    names = _class_names(origin)
+    label = next((each for each in features if each.name.startswith("y")), None)
+    if label is None or label.vocabulary or not names:
+        return tuple(features)
+    return tuple(each.model_copy(update={"vocabulary": names}) if each is label else each for each in features)
+
+
+def classes_of(features: Sequence[Feature]) -> tuple[str, ...]:
+    """Return the names of the classes that features have, see `with_class_names`; () if they have none."""
+    return next((each.vocabulary for each in features if each.name.startswith("y")), ())
+
+
+def _class_names(origin: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        names = json.loads(origin.get(CLASSES, "[]"))
+    except ValueError:  # of a damaged or foreign manifest
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def content_digest(

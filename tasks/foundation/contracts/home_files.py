@@ -18,15 +18,16 @@ import hashlib
 import json
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, StringConstraints, model_validator
 
-from tasks.foundation.contracts.base import CheckpointPath, Contract
-from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import FileTooLarge, TooLargeToWrite
-from tasks.foundation.messages import masked_values
+from baton.tasks.foundation.contracts.base import CheckpointPath, Contract
+from baton.tasks.foundation.contracts.log_entry import Environment
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import FileTooLarge, TooLargeToWrite
+from baton.tasks.foundation.masking import masked_values
 
 _KB, _MB = 1 << 10, 1 << 20
 
@@ -68,7 +69,6 @@ def require_readable(path: str, data: bytes) -> None:
 
     Args:
         path: the file's path or address.
-        data: its bytes.
 
     Raises:
         FileTooLarge: they are more than its kind may have, or JSON of more lists or values than is read.
@@ -92,10 +92,11 @@ def refuse_unreadable(path: str, data: bytes) -> None:
         )
 
 
-def too_large(path: str) -> FileTooLarge:
-    """Return the error for a file with more bytes than its kind may have, of which not all were read."""
+def too_large(path: str, most: int | None = None) -> FileTooLarge:
+    """Return the error for a file with more bytes than `most`, or its kind may have, of which not all were read."""
     return FileTooLarge(
-        f"{path} has more than {most_bytes(path)} bytes, which no such file has; it is damaged, or was made to do harm"
+        f"{path} has more than {most or most_bytes(path)} bytes, which no such file has; it is damaged, or was made to "
+        "do harm"
     )
 
 
@@ -106,13 +107,28 @@ def _excess(path: str, data: bytes) -> str:
     if not path.endswith(".json") or _BLOCK.fullmatch(path):  # a block's entries are checked one by one
         return ""
     # Counted quickly first; brackets and commas in texts, such as saved code, do not count.
-    if not _is_full(data) or not _is_full(_TEXT.sub(b"", data)):
+    if not _is_full([data]) or not _is_full(_between_texts(data)):
         return ""
     return f"more than {_MOST_LISTS} lists or {_MOST_VALUES} values, more"
 
 
-def _is_full(data: bytes) -> bool:
-    return data.count(b"[") + data.count(b"{") > _MOST_LISTS or data.count(b",") > _MOST_VALUES
+def _is_full(parts: Iterable[bytes]) -> bool:
+    lists = values = 0
+    for part in parts:
+        lists += part.count(b"[") + part.count(b"{")
+        values += part.count(b",")
+        if lists > _MOST_LISTS or values > _MOST_VALUES:
+            return True
+    return False
+
+
+def _between_texts(data: bytes) -> Iterator[bytes]:
+    """Yield what is outside of texts, one by one: a file may have millions."""
+    end = 0
+    for text in _TEXT.finditer(data):
+        yield data[end : text.start()]
+        end = text.end()
+    yield data[end:]
 
 
 def _known(path: str) -> int | None:
@@ -247,17 +263,6 @@ def confusion_path(checkpoint: str) -> str:
     return f"{CONFUSION}/{checkpoint.rpartition('/')[2]}.json"
 
 
-class SampledPrediction(Contract):
-    """A validation example, with its label and the class that is predicted."""
-
-    label: NonNegativeInt
-    predicted: NonNegativeInt
-    png: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*=*$")] = Field(
-        default="", description="the image as a PNG of at most 64 pixels a side, in base64; empty: the input is text"
-    )
-    text: str = ""
-
-
 class ConfusionMatrix(Contract):
     """How often a classifier takes one class for another, over the validation examples."""
 
@@ -268,7 +273,6 @@ class ConfusionMatrix(Contract):
         description="examples; a row for each label, a column for each predicted class"
     )
     class_names: tuple[str, ...] = Field(default=(), description="in the order of the counts; empty: not known")
-    samples: tuple[SampledPrediction, ...] = Field(default=(), description="the first examples, with evaluate.samples")
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:

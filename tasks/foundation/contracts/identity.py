@@ -5,12 +5,6 @@ value would mean and what an accepted change does. Values that are only compared
 of a model, may be any JSON; the types of those that code relies on are checked, wherever a home is from. An identity
 may be large, and few commands look at it, so it is read when it is needed. Numbers in messages are written as people
 write them: 0.001, not 0.0010000000474974513, which a float32 becomes as a double.
-
-A run must go on with the same contents of a vocabulary, a table, an array or a file that a layer keeps, but an entry of
-the log stays small. So a record of contents has the number of items, the first of them as they are, and a digest of
-each of at most 32 blocks: enough to tell two contents apart, and to say where they differ first. Floats are recorded by
-two numbers of each block, and compared with a tolerance: the same formula has other last bits on another processor,
-which is no other content.
 """
 
 import hashlib
@@ -22,158 +16,32 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from tasks.foundation.contracts.base import Contract, DatasetPath
-from tasks.foundation.contracts.data_spec import DataSpec, integer_weights
-from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, KeepBest, RunSpec
-from tasks.foundation.errors import IdentityChanged, RunFileError
-from tasks.foundation.messages import MASK, masked_values, message
-
-_MOST_BLOCKS: Final = 32
-_DIGITS: Final = 8
-_FIRST_CHARACTERS: Final = 4000
-_ITEM_CHARACTERS: Final = 60
-_TOLERANCE: Final = 1e-5
-
-
-def block_length(number: int) -> int:
-    """Return the number of items of a block: a power of two, so that contents of similar sizes have equal blocks."""
-    length = 1
-    while length * _MOST_BLOCKS < number:
-        length *= 2
-    return length
-
-
-def record_of_items(items: Sequence[str], *, what: str, item: str, start: int = 0) -> dict[str, Any]:
-    """Return the record of a sequence of texts.
-
-    Args:
-        items: the texts.
-        what: names the content in messages, as "vocabulary of layer `words`".
-        item: names one of its items, as "token".
-        start: number of the first item, as its users count.
-    """
-    first: list[str] = []
-    left = _FIRST_CHARACTERS
-    for each in items:
-        short = each if len(each) <= _ITEM_CHARACTERS else f"{each[:_ITEM_CHARACTERS]}..."
-        left -= len(short) + 4
-        if left < 0:
-            break
-        first.append(short)
-    length = block_length(len(items))
-    return {
-        "what": what,
-        "item": item,
-        "start": start,
-        "size": len(items),
-        "first": first,
-        "blocks": [
-            hashlib.sha256(json.dumps(items[begin : begin + length]).encode()).hexdigest()[:_DIGITS]
-            for begin in range(0, len(items), length)
-        ],
-    }
-
-
-def record_of_floats(
-    blocks: Sequence[tuple[float, float]], *, what: str, dtype: str, shape: Sequence[int]
-) -> dict[str, Any]:
-    """Return the record of an array of floats.
-
-    Args:
-        blocks: a weighted sum and a norm of each block, see `block_length`.
-        what: names the content in messages.
-        dtype: of the array.
-        shape: of the array.
-    """
-    return {
-        "what": what,
-        "dtype": dtype,
-        "shape": list(shape),
-        "floats": [float(f"{number:.9g}") for block in blocks for number in block],
-    }
-
-
-def content_differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the contents that differ, by their names in the records, each with a sentence that says where."""
-    for name in dict.fromkeys([*recorded, *now]):
-        before, after = recorded.get(name), now.get(name)
-        if not all(each is None or _is_record(each) for each in (before, after)):
-            yield name, f"the record of {name} cannot be read"
-        elif before is None or after is None:
-            present: Any = before or after
-            yield name, f"{present['what']} {'is new' if before is None else 'is gone'}"
-        elif found := _difference(before, after):
-            yield name, f"{after['what']} changed: {found}"
-
-
-def _is_record(record: Any) -> bool:
-    """Whether a record is one of this module; a home may be a stranger's."""
-    if not isinstance(record, Mapping) or not isinstance(record.get("what"), str):
-        return False
-    if "floats" not in record:
-        kinds = {"item": str, "start": int, "size": int, "first": list, "blocks": list}
-        return all(isinstance(record.get(key), kind) for key, kind in kinds.items())
-    return all(
-        isinstance(record.get(key), list) and all(isinstance(number, int | float) for number in record[key])
-        for key in ("floats", "shape")
-    )
-
-
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Where two records differ first; "" if they do not."""
-    for key in ("dtype", "shape"):
-        if before.get(key) != now.get(key):
-            return f"its {key} was {before.get(key)}, is {now.get(key)}"
-    if {*before} ^ {*now} or len(before.get("floats", ())) != len(now.get("floats", ())):
-        return "it is of another kind"
-    return _difference_of_floats(before, now) if "floats" in now else _difference_of_items(before, now)
-
-
-def _difference_of_items(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    item, start = now["item"], now["start"]
-    sizes = f"it has {now['size']} {item}s instead of {before['size']}" if now["size"] != before["size"] else ""
-    where = ""
-    if start != before["start"]:
-        where = f"it begins with {item} {start} instead of {before['start']}"
-    elif (index := _first(before["first"], now["first"])) is not None:
-        where = f"{item} {start + index} was {before['first'][index]}, is {now['first'][index]}"
-    elif (index := _first(before["blocks"], now["blocks"])) is not None:
-        length = block_length(now["size"])
-        if length == block_length(before["size"]):
-            where = _among(item, start + index * length, start + min((index + 1) * length, now["size"]) - 1)
-    return "; ".join(filter(None, (sizes, where)))
-
-
-def _difference_of_floats(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    sums: Sequence[tuple[float, float]] = list(zip(before["floats"], now["floats"], strict=True))
-    size = math.prod(now["shape"])
-    length = block_length(size)
-    for index in range(0, len(sums), 2):
-        largest = max(sums[index + 1])
-        if any(abs(new - old) > _TOLERANCE * largest for old, new in sums[index : index + 2]):
-            begin = index // 2 * length
-            return _among("value", begin, min(begin + length, size) - 1)
-    return ""
-
-
-def _among(item: str, begin: int, end: int) -> str:
-    return f"{item} {begin} differs" if begin == end else f"the first {item} that differs is among {begin} to {end}"
-
-
-def _first(before: Sequence[Any], now: Sequence[Any]) -> int | None:
-    """The first position at which two sequences differ, as far as both go."""
-    pairs = enumerate(zip(before, now, strict=False))
-    return next((index for index, (old, new) in pairs if old != new), None)
+from baton.tasks.foundation.contracts.base import (
+    CARRIED,
+    FROM_THAT_STEP,
+    OTHER_BATCHES,
+    ChangeClass,
+    Contract,
+    DatasetPath,
+    keys_of,
+)
+from baton.tasks.foundation.contracts.contents import content_differences
+from baton.tasks.foundation.contracts.data_spec import DataSpec, integer_weights
+from baton.tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, KeepBest, RunSpec
+from baton.tasks.foundation.errors import IdentityChanged, RunFileError
+from baton.tasks.foundation.masking import MASK, masked_values
+from baton.tasks.foundation.text import message
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A key of the identity.
+    """A key of the identity. Keys of the run file declare it on their fields, with their class.
 
     Attributes:
         why: completes "a change would make it another run, with ...".
@@ -187,67 +55,41 @@ class Recorded:
 CALLBACKS = "train.callbacks"
 VALIDATION = "data.validation"
 MIXTURE = "data.sources"
-SHUFFLE = "data.shuffle"
 SIGNATURE = "model.signature"
 CONTENTS = "model.contents"
 TRANSFORM_CONTENTS = "data.contents"
 
-_CARRIED = (
-    "applies from that step on: weights, and all that means the same, keep their values; other slots, metrics and "
-    "seeds begin fresh"
-)
-_OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
-
-IDENTITY: Mapping[str, Recorded] = {
-    "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
-    MIXTURE: Recorded("another mixture of the examples", _OTHER_BATCHES),
-    VALIDATION: Recorded(
-        "another validation set, so that early stopping, keep-best and the curves would compare two sets",
-        "applies from that step on; the best checkpoint is chosen anew, on the new set",
-    ),
-    SHUFFLE: Recorded("another order of the examples", _OTHER_BATCHES),
-    "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
-    "data.transform": Recorded("another transform of the training examples", "applies from that step on"),
-    "data.batch_transform": Recorded("another transform of the training batches", "applies from that step on"),
-    "data.validation_transform": Recorded(
-        "another transform of the validation examples", "applies to evaluations from that step on"
-    ),
-    TRANSFORM_CONTENTS: Recorded(
-        "other vocabularies, tables or arrays that transforms read", "applies from that step on"
-    ),
-    "train.seed": Recorded(
-        "other initial weights, order and dropout",
-        "another order, and other draws without a generator, from that step on; weights and generators are the "
-        "checkpoint's",
-    ),
-    "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
-    "train.drop_remainder": Recorded("other batches from the second epoch on", _OTHER_BATCHES),
-    "train.accumulate": Recorded("gradients summed in another order", "applies from that step on"),
-    "train.precision": Recorded("another arithmetic", _CARRIED),
-    "train.class_weight": Recorded("another loss", "applies from that step on"),
-    CALLBACKS: Recorded(
-        "other callbacks, or other steps at which they act",
-        "applies from that step on; the callbacks start with fresh state, and a run that they had stopped continues",
-    ),
-    "init.weights": Recorded("other initial weights", "has no effect: the weights come from the checkpoint"),
-    "init.freeze": Recorded("other trainable variables", _CARRIED),
-    "model.config": Recorded("another architecture", _CARRIED),
-    "model.code": Recorded("other code in the user's layers or train_step", _CARRIED),
+_KEYS: Final = {
+    name: (field, each)
+    for name, field in keys_of(RunSpec)
+    for each in field.metadata
+    if isinstance(each, ChangeClass) and each.accepted
+}
+# Keys that no key of the run file has: what data and code are.
+_MADE: Final[Mapping[str, Recorded]] = {
+    "data.content_digest": Recorded("other examples", OTHER_BATCHES),
+    TRANSFORM_CONTENTS: Recorded("other vocabularies, tables or arrays that transforms read", FROM_THAT_STEP),
+    "model.config": Recorded("another architecture", CARRIED),
+    "model.code": Recorded("other code in the user's layers or train_step", CARRIED),
     SIGNATURE: Recorded(
         "other variables",
         "is accepted with any other key; weights with other names or shapes never are: init.weights in a new run",
     ),
-    "model.options": Recorded("other arguments of the function that builds the model", _CARRIED),
-    CONTENTS: Recorded(
-        "other vocabularies, tables or arrays in the layers, or that their code reads", "applies from that step on"
-    ),
+    CONTENTS: Recorded("other vocabularies, tables or arrays in the layers, or that their code reads", FROM_THAT_STEP),
     "compile.optimizer": Recorded(
-        "another optimizer or learning rate", f"{_CARRIED}; a changed learning rate replaces the checkpoint's"
+        "another optimizer or learning rate", f"{CARRIED}; a changed learning rate replaces the checkpoint's"
     ),
-    "compile.loss": Recorded("another loss", "applies from that step on"),
-    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _CARRIED),
-    "compile.other": Recorded("another way to compute gradients or metrics", _CARRIED),
+    "compile.loss": Recorded("another loss", FROM_THAT_STEP),
+    "compile.metrics": Recorded("other metrics, whose sums are part of the state", CARRIED),
+    "compile.other": Recorded("another way to compute gradients or metrics", CARRIED),
 }
+_GROUPS: Final = ("data", "train", "init", "model", "compile")
+_RECORDED: Final = {**{key: Recorded(each.why, each.accepted) for key, (_, each) in _KEYS.items()}, **_MADE}
+IDENTITY: Mapping[str, Recorded] = {
+    key: each for group in _GROUPS for key, each in _RECORDED.items() if key.partition(".")[0] == group
+}
+# Keys whose recorded value is the one in the run file.
+_OF_RUN_FILE: Final = tuple(key for key, (_, each) in _KEYS.items() if each.plain)
 
 
 # For information, as `data.source`: the code of the callbacks decides whether they changed.
@@ -317,14 +159,8 @@ _TYPES: Final[Mapping[str, Any]] = {
     VALIDATION: str | None,
     TRAIN_EXAMPLES: _POSITIVE,
     MIXTURE: _OBJECT,
-    SHUFFLE: bool,
-    "data.window_shards": _POSITIVE,
     TRANSFORM_CONTENTS: _OBJECT,
-    "train.seed": int,
-    _BATCH: _POSITIVE,
-    _DROP: bool,
-    "train.accumulate": _POSITIVE,
-    "train.precision": str | None,
+    **{key: Annotated[_KEYS[key][0].annotation, *_KEYS[key][0].metadata] for key in _OF_RUN_FILE},
     "train.class_weight": dict[str, float] | None,
     CALLBACKS: _OBJECT,
     CALLBACK_RECORD: Annotated[dict[str, Any], AfterValidator(_callback_record)],
@@ -419,10 +255,7 @@ def _as_float32(value: float) -> float:
 
 _ABSENT = "absent"
 _OPTIONS = "model.options"
-# Keys whose recorded value is the one in the run file, and those that the identity of callbacks has.
-_OF_RUN_FILE = frozenset(
-    ("data.shuffle", "data.window_shards", "train.seed", _BATCH, _DROP, "train.accumulate", "train.precision")
-)
+# Keys that the identity of callbacks has.
 _SCHEDULE = ("evaluate.every_steps", LOG_EVERY, "evaluate.every")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _YAML_VALUES = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
@@ -432,6 +265,7 @@ _DIGESTED = {
     VALIDATION: "other validation examples",
     SIGNATURE: "other variables",
 }
+_OF_FILES = ("data.content_digest", VALIDATION)
 _DIGESTS = re.compile(r"[0-9a-f]{16}(?: [0-9a-f]{16})*")
 _SHOWN = 6
 _VALUE_CHARACTERS = 60
@@ -484,8 +318,8 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
                 changed = content_differences(recorded[key], masked_values(now[key]))
                 found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
             continue
-        before = dict(leaves(key, recorded[key])) if key in recorded else {}
-        # Without secrets, which are not recorded.
+        # Without secrets, which are not recorded, or were by a version that did not know one for what it is.
+        before = dict(leaves(key, masked_values(recorded[key]))) if key in recorded else {}
         after = dict(leaves(key, masked_values(now[key]))) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
@@ -509,14 +343,8 @@ def _words_of_digests(key: str, old: Any, new: Any) -> str:
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     """Return the identity keys that depend only on the run file, not on data or model."""
     identity = {
+        **{key: attrgetter(key)(spec) for key in _OF_RUN_FILE},
         MIXTURE: _mixture(spec.data),
-        SHUFFLE: spec.data.shuffle,
-        "data.window_shards": spec.data.window_shards,
-        "train.seed": spec.train.seed,
-        "train.global_batch_size": spec.train.global_batch_size,
-        "train.drop_remainder": spec.train.drop_remainder,
-        "train.accumulate": spec.train.accumulate,
-        "train.precision": spec.train.precision,
         "train.class_weight": _class_weights(spec),
         "init.weights": [source.model_dump(mode="json") for source in spec.init.weights],
         "init.freeze": list(spec.init.freeze),
@@ -542,12 +370,7 @@ def callback_schedule(spec: RunSpec) -> dict[str, Any]:
 
 
 def identity_without_code(spec: RunSpec, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity as far as it is known before the user's code is imported; the rest is as recorded.
-
-    Args:
-        spec: the run file.
-        recorded: the identity in the log.
-    """
+    """Return the identity as far as it is known before the user's code is imported; the rest is as recorded."""
     found = identity_in_run_file(spec)
     callbacks, options = recorded.get(CALLBACKS), recorded.get(_OPTIONS)
     if spec.train.callbacks is not None and isinstance(callbacks, Mapping):
@@ -596,19 +419,20 @@ def require_same_identity(
     code: Callable[[Sequence[Difference]], Sequence[str]] = lambda _: (),
     files: Callable[[], Sequence[str]] = tuple,
     before_imports: bool = False,
+    fits: bool = True,
 ) -> tuple[Difference, ...]:
     """Refuse to continue a run with another identity.
 
     A key that one of the two does not have is not compared.
 
     Args:
-        recorded: the identity in the log.
         now: the identity according to the run file.
         home: the run's home, for the message.
         accept: identity keys that may differ, see `accepted_keys`.
         code: returns the lines of the message that show the changes of the user's code behind differences.
         files: returns the lines of the message that name changed files of the data.
         before_imports: whether the model is not built yet, so that more keys of it may differ than are known.
+        fits: whether the weights of the newest checkpoint fit the model, so that a change can be accepted.
 
     Returns:
         The accepted differences.
@@ -625,11 +449,11 @@ def require_same_identity(
     refused = tuple(each for each in decided if each.of not in accept)
     if refused:
         details = list(dict.fromkeys(map(str, refused)))  # two transforms may use one vocabulary
-        details += files() if any(each.of == "data.content_digest" for each in refused) else ()
+        details += files() if any(each.of in _OF_FILES for each in refused) else ()
         lines = code(refused)
         headline = message(f"{home} was started with other settings, data or code", details=details)
         back = _way_back(refused, code_is_shown=bool(lines))
-        remedies = [back, *_ways_on(found, home, before_imports=before_imports)]
+        remedies = [back, *_ways_on(found, home, before_imports=before_imports, fits=fits)]
         raise IdentityChanged(message("\n".join([headline, *(f"  {line}" for line in lines)]), hints=remedies))
     return found
 
@@ -641,19 +465,24 @@ def difference_words(found: Sequence[Difference]) -> str:
     return f"{shown}; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
 
 
-def _ways_on(found: Sequence[Difference], home: str, *, before_imports: bool) -> list[str]:
+def _ways_on(found: Sequence[Difference], home: str, *, before_imports: bool, fits: bool) -> list[str]:
     keys = list(dict.fromkeys(_short_name(each.of) for each in found if each.of != SIGNATURE)) or [SIGNATURE]
-    if before_imports and any(each.of == _OPTIONS for each in found):
+    unknown = before_imports and any(each.of == _OPTIONS for each in found)
+    if unknown:
         # What else of the model changes with them is not known yet. What does not differ is not accepted.
         keys = [*(key for key in keys if not key.startswith("model.")), "model", "compile"]
     accept, quoted = f"--accept {','.join(keys)}", shlex.quote(home)
+    kept = ", if all weights keep their shapes" if unknown else ""
+    weights = f"with the weights of this one: add --set init.weights={quoted}"
+    if unknown or not fits:
+        fitting = json.dumps({"source": home, "strict": False}, separators=(",", ":"))
+        weights = f"with the weights of this one that fit: add --set {shlex.quote(f'init.weights={fitting}')}"
     copied = f"baton fork {quoted} --as NEW, then baton run FILE --set run=NEW {accept}"
-    weights = f"--set init.weights={quoted}"
-    return [
-        f"or continue with the change from the newest checkpoint: baton run FILE {accept}",
-        f"or try the change in a copy of the run: {copied}",
-        f"or start a new run: baton run FILE --set run=NEW (with the weights of this one: add {weights})",
+    continued = [
+        f"or continue with the change from the newest checkpoint{kept}: baton run FILE {accept}",
+        f"or try the change in a copy of the run{kept}: {copied}",
     ]
+    return [*(continued if fits else ()), f"or start a new run: baton run FILE --set run=NEW ({weights})"]
 
 
 def _way_back(found: Sequence[Difference], *, code_is_shown: bool) -> str:

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract, DatasetPath
-from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.identity import AS_IDENTITY
-from tasks.foundation.contracts.run_spec import EpochLength, KeepBest, PlainValue, RunSpec
-from tasks.foundation.messages import counted
+from baton.tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract, DatasetPath
+from baton.tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.identity import AS_IDENTITY
+from baton.tasks.foundation.contracts.run_spec import EpochLength, KeepBest, PlainValue, RunSpec
+from baton.tasks.foundation.text import counted
 
 # Sums of them are finite too.
 FiniteSeconds = Annotated[float, Field(ge=-1e15, le=1e15)]
@@ -83,6 +83,16 @@ class WorkerStats(Contract):
     intervals: tuple[HostSteps, ...] = Field(
         default=(), description="the newest intervals since the previous commit, at most 12; none with one host"
     )
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step, including the wait for input; 0 without steps."""
+        return self.train_seconds / self.steps if self.steps else 0.0
+
+    @property
+    def input_wait_share(self) -> float:
+        """Share of the training loop spent waiting for input, in [0, 1]."""
+        return self.input_wait_seconds / self.train_seconds if self.train_seconds > 0 else 0.0
 
 
 class TracedStep(Contract):
@@ -308,10 +318,6 @@ class Commit(Contract):
     @classmethod
     def of(cls, result: SegmentResult, *, target: int | None) -> "Commit":
         """Return the commit of the checkpoint that a segment staged.
-
-        Args:
-            result: of the segment.
-            target: the step to train to, by the run file of this command.
 
         Raises:
             ValueError: the segment staged nothing.
@@ -594,7 +600,7 @@ class Totals(Contract):
     logged: LoggedValues | None = Field(default=None, description="the newest values that callbacks logged")
 
 
-class _Entry(Contract):
+class _EntryFields(Contract):
     format: Literal[1] = 1
     number: int = Field(ge=0)
     time: str = Field(description="UTC, ISO 8601; informational, decides nothing")
@@ -603,13 +609,13 @@ class _Entry(Contract):
     totals: Totals | None = Field(default=None, description="None: the history has to be read")
 
 
-class Entry(_Entry):
+class Entry(_EntryFields):
     """An entry of the log."""
 
     head: Head
 
 
-class StoredEntry(_Entry):
+class StoredEntry(_EntryFields):
     """One file of the log."""
 
     model_config = ConfigDict(title="Entry")

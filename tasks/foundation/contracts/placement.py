@@ -5,20 +5,67 @@ Replicas share a global batch, and each may cut its share into micro-batches.
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from ipaddress import IPv4Address, IPv6Address
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import Contract, environment, operational
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.messages import counted
+from baton.tasks.foundation.contracts.base import Contract, environment, operational
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.text import counted
 
 _DEVICES = environment("other devices may give other bits")
 _THREADS = environment(
     "other thread counts give other bits; left out, the counts that the run began with are set again on any machine"
 )
-_SERVER = re.compile(r"grpc://[^\s:/]+(:[0-9]{1,5})?")
 _PLACE = operational("says where a stage runs, not what it does")
+
+SERVER_PORT: Final = 8470  # of a TensorFlow server of a slice, as Google's
+GRPC: Final = "grpc://"
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]%]*)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MOST_OF_NAME, _LAST_PORT = 253, 65535
+
+
+def split_address(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Return the host and the port of an address: a name, an IPv4 address or `[IPv6]`, and `:port`.
+
+    Args:
+        text: the address. With a default port it may lack its own, and an IPv6 address its brackets.
+        default_port: of an address without one, 1 to 65535; None: each must have its own.
+
+    Raises:
+        ValueError: it is none; names the text and what is wrong with it.
+    """
+    is_bare = text.count(":") > 1 and "[" not in text
+    found = _ADDRESS.fullmatch(f"[{text}]" if is_bare else text)
+    if found is None:
+        raise ValueError(f"{text!r} is not the address of a host: write host:port, or [IPv6]:port")
+    host = found["name"] or ""
+    if found["v6"] is not None:
+        try:
+            host = str(IPv6Address(found["v6"]))
+        except ValueError:
+            raise ValueError(f"{text!r} is no IPv6 address, and host:port has one port only") from None
+    elif not host.strip("0123456789."):
+        try:
+            IPv4Address(host)
+        except ValueError:
+            raise ValueError(f"{text!r} is no IPv4 address, and a name has letters") from None
+    elif len(host) > _MOST_OF_NAME or not all(map(_LABEL.fullmatch, host.split("."))):
+        raise ValueError(f"{text!r} is not the name of a host")
+    if found["port"] is None and default_port is None:
+        raise ValueError(f"{text!r} has no port: write host:port, or [IPv6]:port")
+    port = int(found["port"] or default_port or 0)
+    if not 1 <= port <= _LAST_PORT:
+        raise ValueError(f"{text!r} has port {port}; ports are 1 to {_LAST_PORT}")
+    return host, port
+
+
+def canonical_address(text: str, default_port: int | None = None) -> str:
+    """Return an address as `host:port` or `[IPv6]:port`; for arguments and errors see `split_address`."""
+    host, port = split_address(text, default_port)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class AcceleratorSpec(Contract):
@@ -60,8 +107,14 @@ class AcceleratorSpec(Contract):
     def _name_needs_tpu(self) -> Self:
         if self.tpu != "local" and self.kind != "tpu":
             raise ValueError(f"tpu: {self.tpu} needs kind: tpu")
-        if "://" in self.tpu and not all(map(_SERVER.fullmatch, self.tpu.split(","))):
-            raise ValueError(f"tpu: {self.tpu}: write grpc://HOST:PORT for each server, with commas between them")
+        for each in self.tpu.split(",") if "://" in self.tpu else ():
+            try:
+                # What lacks the prefix is no address either.
+                split_address(each.removeprefix(GRPC) if each.startswith(GRPC) else "", SERVER_PORT)
+            except ValueError as fault:
+                raise ValueError(
+                    f"tpu: {self.tpu}: write grpc://HOST:PORT for each server, with commas between them ({fault})"
+                ) from None
         return self
 
 

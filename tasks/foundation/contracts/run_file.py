@@ -17,18 +17,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tasks.foundation.contracts.home_files import MOST_NESTED
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import RunFileError
-from tasks.foundation.messages import MASK, names_secret
+from baton.tasks.foundation.contracts.home_files import MOST_NESTED
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.masking import MASK, names_secret
 
 _VALUE_CHARACTERS = 60
+_MOST_ANCHORS = 100
 
 KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyPosition:
     """Where a value was given, and its spelling there if it is a plain scalar."""
 
     where: str
@@ -39,21 +40,29 @@ class _Loader(yaml.SafeLoader):
     """Loads plain values only: text, whole numbers, numbers, true and false, null, lists, mappings.
 
     Differs from PyYAML's YAML 1.1 where that surprises: 1e-3 is a number; 017 (octal), 1:30 (base 60) and dates stay
-    text; aliases are refused, because a few lines of them can expand to gigabytes.
+    text; aliases are refused, because a few lines of them can expand to gigabytes. So are many
+    anchors and deeply nested values, before PyYAML has built them.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - the attribute that PyYAML looks for; filled below
 
+    _depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            next_event: Callable[[], Any] = self.get_event
-            event = next_event()
-            raise yaml.MarkedYAMLError(
-                problem=f"the alias *{event.anchor} is not supported",
-                problem_mark=event.start_mark,
-                note="write the value out",
-            )
-        return super().compose_node(parent, index)
+        next_event: Callable[[], Any] = self.peek_event
+        event, problem = next_event(), ""
+        if isinstance(event, yaml.AliasEvent):
+            problem, note = f"the alias *{shortened(str(event.anchor))} is not supported", "write the value out"
+        elif len(self.anchors) > _MOST_ANCHORS:
+            problem, note = f"it has more than {_MOST_ANCHORS} anchors, which nothing uses", "remove them"
+        elif self._depth > MOST_NESTED:
+            problem, note = f"its values are nested more than {MOST_NESTED} levels deep", "make them flatter"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark, note=note)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -82,7 +91,7 @@ _KNOWN_TAGS: dict[type[yaml.Node], set[str]] = {
 _PLAIN = "write a plain number or word, or text in quotes"
 
 
-def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, Place]) -> Any:
+def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, KeyPosition]) -> Any:
     """Parse YAML text into plain values.
 
     Args:
@@ -100,7 +109,7 @@ def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, Place]) -
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
-            return None if node is None else _Reader(loader, where, lines, places).value(node, at)
+            return None if node is None else _YamlReader(loader, where, lines, places).value(node, at)
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as fault:
@@ -119,13 +128,13 @@ def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, Place]) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _YamlReader:
     """Turns YAML nodes into values and records their places; refuses values that are not plain."""
 
     loader: _Loader
     where: str
     lines: bool
-    places: dict[KeyPath, Place]
+    places: dict[KeyPath, KeyPosition]
 
     def value(self, node: yaml.Node, at: KeyPath) -> Any:
         here, name = self._place(node), dotted(at) or "the file"
@@ -146,7 +155,7 @@ class _Reader:
                 text = shortened(json.dumps(node.value))
                 raise RunFileError(f"{here}: {name} is {text}, which cannot be read; {_PLAIN}") from fault
         written = isinstance(node, yaml.ScalarNode) and node.style is None and node.value
-        self.places[at] = Place(here, shortened(node.value) if written else None)
+        self.places[at] = KeyPosition(here, shortened(node.value) if written else None)
         return value
 
     def _mapping(self, node: yaml.MappingNode, at: KeyPath) -> dict[str, Any]:
@@ -176,8 +185,8 @@ def nested_too_deeply(path: KeyPath) -> str:
 
 
 def dotted(path: KeyPath) -> str:
-    """A key path with dots; unusual keys in quotes."""
-    return ".".join(part if re.fullmatch(r"[\w-]+", part) else shortened(json.dumps(part)) for part in path)
+    """A key path with dots; unusual keys in quotes, long ones abridged."""
+    return ".".join(shortened(part if re.fullmatch(r"[\w-]+", part) else json.dumps(part)) for part in path)
 
 
 def shown(value: Any) -> str:
@@ -211,7 +220,7 @@ _PROBLEMS = {
 }
 
 
-def explain(faults: ValidationError, data: dict[str, Any], *, file: str, places: dict[KeyPath, Place]) -> str:
+def explain(faults: ValidationError, data: dict[str, Any], *, file: str, places: dict[KeyPath, KeyPosition]) -> str:
     """One line for each error, the first few of them.
 
     Args:
@@ -235,13 +244,13 @@ def explain(faults: ValidationError, data: dict[str, Any], *, file: str, places:
 
 
 def _sentence(
-    fault: ErrorDetails, path: KeyPath, data: dict[str, Any], *, file: str, places: dict[KeyPath, Place]
+    fault: ErrorDetails, path: KeyPath, data: dict[str, Any], *, file: str, places: dict[KeyPath, KeyPosition]
 ) -> str:
     name = dotted(path)
     if fault["type"] == "missing":
         return f"{file}: {name} is missing; add it: {_description(path)}"
     value = _at(data, path)
-    place = places.get(path, Place(file, None))
+    place = places.get(path, KeyPosition(file, None))
     spelled = place.spelling or shown(value)
     if path and names_secret(path[-1], value):
         spelled = MASK
@@ -357,7 +366,7 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises:
         RunFileError: it cannot be used; the message has the file or override, the key, the value and the remedy.
     """
-    places: dict[KeyPath, Place] = {}
+    places: dict[KeyPath, KeyPosition] = {}
     text = _read_text(path)
     data = parse(text, where=str(path), at=(), places=places)
     if data is None:
@@ -398,7 +407,7 @@ def _beside(path: Path) -> str:
     return f"; YAML files beside it: {', '.join(near[:SHOWN_ERRORS]) or 'none'}. Check the path"
 
 
-def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place]) -> None:
+def _override(data: dict[str, Any], override: str, places: dict[KeyPath, KeyPosition]) -> None:
     """Apply one `a.b=c` to the values of the run file."""
     where = f"--set {shortened(override)}"
     key, separator, text = override.partition("=")
@@ -412,7 +421,7 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place])
         below = mapping.get(part)
         if below is None:
             below = {}
-            places[path[:depth]] = Place(where, None)
+            places[path[:depth]] = KeyPosition(where, None)
         elif path[:depth] in _SHORT_FORMS and isinstance(below, str):
             whole = _SHORT_FORMS[path[:depth]]
             below = {whole: below}
@@ -425,4 +434,4 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place])
     for old in [old for old in places if old[: len(path)] == path]:
         del places[old]
     mapping[path[-1]] = parse(text, where=where, at=path, places=places)
-    places.setdefault(path, Place(where, None))
+    places.setdefault(path, KeyPosition(where, None))

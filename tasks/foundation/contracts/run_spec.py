@@ -13,11 +13,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from tasks.foundation.contracts.base import CodeReference, Contract, environment, identity, operational
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
-from tasks.foundation.errors import RunFileError
-from tasks.foundation.messages import masked_values
+from baton.tasks.foundation.contracts.base import (
+    CARRIED,
+    FROM_THAT_STEP,
+    OTHER_BATCHES,
+    CodeReference,
+    Contract,
+    environment,
+    identity,
+    operational,
+)
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
+from baton.tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.masking import masked_values
 
 _SHOWING = operational("says where curves are shown, not what is computed")
 ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
@@ -102,13 +111,16 @@ class InitSpec(Contract):
     """What a run starts from, besides its seed."""
 
     weights: Annotated[
-        tuple[WeightsSource, ...], BeforeValidator(_sources), identity("other initial weights", "init.weights")
+        tuple[WeightsSource, ...],
+        BeforeValidator(_sources),
+        identity("other initial weights", accepted="has no effect: the weights come from the checkpoint"),
     ] = Field(
         default=(),
         description="pretrained weights: an address, or {source, step, include, exclude, rename, strict}; or a list",
     )
     freeze: Annotated[
-        _Patterns, identity("other variables are trained", "init.freeze", "model.config", "model.signature")
+        _Patterns,
+        identity("other trainable variables", "model.config", "model.signature", accepted=CARRIED),
     ] = Field(
         default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
     )
@@ -253,12 +265,13 @@ class TrainSpec(Contract):
         "order has no gaps, so an epoch may end in the middle of a batch: the target is step epochs * examples / "
         "global_batch_size, rounded up",
     )
-    drop_remainder: Annotated[bool, identity("the last examples of an epoch are left out", "train.drop_remainder")] = (
-        Field(
-            default=False,
-            description="true: an epoch is a whole number of batches, and the examples left over are skipped, "
-            "others each time; false: a batch may have examples of two epochs, and none is skipped",
-        )
+    drop_remainder: Annotated[
+        bool,
+        identity("other batches from the second epoch on", accepted=OTHER_BATCHES, plain=True),
+    ] = Field(
+        default=False,
+        description="true: an epoch is a whole number of batches, and the examples left over are skipped, "
+        "others each time; false: a batch may have examples of two epochs, and none is skipped",
     )
     segment_steps: Annotated[int | None, _TARGET] = Field(
         default=None, ge=1, description="a segment ends at each multiple of this number of steps; at least 1"
@@ -269,7 +282,7 @@ class TrainSpec(Contract):
     segment_seconds: Annotated[float | None, _TARGET] = Field(
         default=None, gt=0, allow_inf_nan=False, description="a segment ends after this many seconds; more than 0"
     )
-    global_batch_size: Annotated[int, identity("other batches", "train.global_batch_size")] = Field(
+    global_batch_size: Annotated[int, identity("other batches", accepted=OTHER_BATCHES, plain=True)] = Field(
         ge=1, le=2**24, description="examples in a step, over all replicas; 1 to 16777216"
     )
     log_every_steps: Annotated[
@@ -284,9 +297,16 @@ class TrainSpec(Contract):
         description="metrics are read, logged and reset at each multiple of this number of steps, and with epochs at "
         "the end of each epoch too; left out: every 50 steps, or with epochs only at the end of each",
     )
-    seed: Annotated[int, identity("other weights, split, order and dropout", "train.seed", "data.content_digest")] = (
-        Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
-    )
+    seed: Annotated[
+        int,
+        identity(
+            "other initial weights, split, order and dropout",
+            "data.content_digest",
+            accepted="another order, and other draws without a generator, from that step on; weights and generators "
+            "are the checkpoint's",
+            plain=True,
+        ),
+    ] = Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
     deterministic: Annotated[bool, environment("operations that are not deterministic give other bits each time")] = (
         Field(
             default=True,
@@ -315,25 +335,36 @@ class TrainSpec(Contract):
     rewind_tries: Annotated[int, _REWIND] = Field(
         default=3, ge=1, description="rewinds in a row that do not get past the blow-up before the run stops"
     )
-    accumulate: Annotated[int, identity("gradients are summed in another order", "train.accumulate")] = Field(
+    accumulate: Annotated[
+        int,
+        identity("gradients summed in another order", accepted=FROM_THAT_STEP, plain=True),
+    ] = Field(
         default=1,
         ge=1,
         le=4096,
         description="micro-batches per replica batch; their gradients are averaged",
     )
     precision: Annotated[
-        Literal["float32", "bfloat16"] | None, identity("another arithmetic", "train.precision", "model.config")
+        Literal["float32", "bfloat16"] | None,
+        identity("another arithmetic", "model.config", accepted=CARRIED, plain=True),
     ] = Field(
         default=None,
         description="float32, or bfloat16: compute in bfloat16, keep variables in float32; left out: the model's",
     )
     class_weight: Annotated[
-        ClassWeights | None, BeforeValidator(_classes), identity("another loss", "train.class_weight")
+        ClassWeights | None,
+        BeforeValidator(_classes),
+        identity("another loss", accepted=FROM_THAT_STEP),
     ] = Field(
         default=None, description="weight of the loss of each class of y, {0: 1.0, 1: 5.0}; classes left out weigh 1"
     )
     callbacks: Annotated[
-        CodeReference | None, identity("other callbacks, which may change the learning rate", "train.callbacks")
+        CodeReference | None,
+        identity(
+            "other callbacks, or other steps at which they act",
+            accepted=f"{FROM_THAT_STEP}; the callbacks start with fresh state, and a run that they had stopped "
+            "continues",
+        ),
     ] = Field(
         default=None,
         description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks; for them an "
@@ -426,9 +457,10 @@ class ModelSpec(Contract):
         description="a function that returns a compiled keras.Model, as model.py:build_model; parameters of it named "
         "steps_per_epoch and train_steps get the steps of an epoch, rounded up, and the step to train to"
     )
-    options: Annotated[dict[str, Any], identity("another model", "model.options", *_MODEL)] = Field(
-        default_factory=dict, description="keyword arguments of the function"
-    )
+    options: Annotated[
+        dict[str, Any],
+        identity("other arguments of the function that builds the model", *_MODEL, accepted=CARRIED),
+    ] = Field(default_factory=dict, description="keyword arguments of the function")
 
 
 def _model_from_string(value: object) -> object:
@@ -493,14 +525,6 @@ class EvaluateSpec(Contract):
         description="epoch: evaluate at the end of each epoch, the first step that has trained on its last example; "
         "for a number of steps use every_steps. If both are left out: epoch with train.epochs, only at the end with "
         "train.steps. null: only at the end",
-    )
-
-    samples: Annotated[int, operational("says what the report shows")] = Field(
-        default=0,
-        ge=0,
-        le=32,
-        description="number of validation examples that the report shows with their label and the predicted class, "
-        "if a classifier of at most 50 classes gets images or text; at most 32, 0: none",
     )
 
     @model_validator(mode="after")
@@ -715,7 +739,6 @@ def with_examples(spec: RunSpec, train_examples: int) -> RunSpec:
     """Return the settings with the number of training examples, from which epochs follow.
 
     Args:
-        spec: the run file.
         train_examples: training examples of its prepared dataset, at least 1.
 
     Raises:

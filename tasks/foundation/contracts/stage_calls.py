@@ -9,15 +9,15 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import Field
 
-from tasks.foundation import errors
-from tasks.foundation.contracts.attempt import Time
-from tasks.foundation.contracts.base import AnswerPath, AttemptId, Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Environment, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
+from baton.tasks.foundation import errors
+from baton.tasks.foundation.contracts.attempt import Time
+from baton.tasks.foundation.contracts.base import AnswerPath, AttemptId, Contract
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Environment, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
 
 
 class StageCall(Contract):
@@ -126,7 +126,6 @@ def unpack(kind: type[C], text: str) -> tuple[C, RemoteContext]:
 
     Args:
         kind: the class of the call.
-        text: JSON.
 
     Raises:
         InvalidInput: it is not such a call.

@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.foundation.errors import InvalidInput, StorageError
-from tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.errors import InvalidInput, StorageError
+from baton.tasks.foundation.storage.local_files import temporary_folder
 
 # An upper limit, even if the stores allow more parallel transfers.
 _MOST_THREADS = 32
@@ -49,7 +49,7 @@ class FileRange:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _CachedRange:
     """A range that is cached or being downloaded. Its full size counts from the start."""
 
     file_range: FileRange
@@ -72,7 +72,7 @@ class _Entry:
 class Pin:
     """Ranges that stay in the cache until they are released."""
 
-    def __init__(self, cache: "ShardCache", entries: Sequence[_Entry]) -> None:
+    def __init__(self, cache: "ShardCache", entries: Sequence[_CachedRange]) -> None:
         self._cache = cache
         self._entries = entries
 
@@ -103,8 +103,8 @@ class ShardCache:
         self._folder = folder
         self._bound = bound
         self._changed = threading.Condition()
-        self._entries: dict[FileRange, _Entry] = {}  # least recently used first
-        self._waiting: deque[_Entry] = deque()
+        self._entries: dict[FileRange, _CachedRange] = {}  # least recently used first
+        self._waiting: deque[_CachedRange] = deque()
         self._threads = 0
         self._most_threads = 1
         self._names = itertools.count()
@@ -155,7 +155,7 @@ class ShardCache:
     def _over(self, coming: Collection[FileRange] = ()) -> int:
         return _size({*self._entries, *coming}) - self._bound
 
-    def _idle(self, excluding: Collection[FileRange] = ()) -> list[_Entry]:
+    def _idle(self, excluding: Collection[FileRange] = ()) -> list[_CachedRange]:
         return [entry for entry in self._entries.values() if entry.idle and entry.file_range not in excluding]
 
     def _make_room(self, coming: Collection[FileRange] = ()) -> None:
@@ -174,7 +174,7 @@ class ShardCache:
             if entry is not None and entry.ready is not None and entry.ready != _stamp(entry.file):
                 self._drop(entry)
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: _CachedRange) -> None:
         if self._entries.get(entry.file_range) is entry:
             del self._entries[entry.file_range]
         with suppress(OSError):
@@ -187,7 +187,9 @@ class ShardCache:
         for file_range in ranges:
             entry = self._entries.pop(file_range, None)
             if entry is None:
-                entry = _Entry(file_range, self._folder / f"{next(self._names):06d}-{Path(file_range.address).name}")
+                entry = _CachedRange(
+                    file_range, self._folder / f"{next(self._names):06d}-{Path(file_range.address).name}"
+                )
                 self._waiting.append(entry)
                 self._most_threads = min(max(self._most_threads, file_range.transfers), _MOST_THREADS)
             self._entries[file_range] = entry  # now the most recently used
@@ -199,7 +201,7 @@ class ShardCache:
             self._threads += 1
         return Pin(self, entries)
 
-    def _files_of(self, entries: Sequence[_Entry]) -> list[Path]:
+    def _files_of(self, entries: Sequence[_CachedRange]) -> list[Path]:
         with self._changed:
             for entry in reversed(entries):
                 if entry.waits and entry in self._waiting:
@@ -212,7 +214,7 @@ class ShardCache:
                 self._changed.wait()
             return [entry.file for entry in entries]
 
-    def _release(self, entries: Sequence[_Entry]) -> None:
+    def _release(self, entries: Sequence[_CachedRange]) -> None:
         with self._changed:
             for entry in entries:
                 entry.pins -= 1
@@ -238,7 +240,7 @@ class ShardCache:
                     self._drop(entry)
                 self._changed.notify_all()
 
-    def _next(self) -> _Entry | None:
+    def _next(self) -> _CachedRange | None:
         with self._changed:
             if not self._waiting:
                 self._threads -= 1
@@ -247,7 +249,7 @@ class ShardCache:
             entry.waits = False
             return entry
 
-    def _fetch(self, entry: _Entry) -> None:
+    def _fetch(self, entry: _CachedRange) -> None:
         try:
             entry.file_range.fetch(entry.file)
         except StorageError as fault:

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
-from tasks.foundation.dataset.columns import read_columns
-from tasks.foundation.dataset.features import STRING, Array
-from tasks.foundation.dataset.manifest import Part, positions_of_part
-from tasks.foundation.dataset.shards import LocalBytes, decode, extract, fetched, framed, remember_read_errors
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
+from baton.tasks.foundation.dataset.columns import read_columns
+from baton.tasks.foundation.dataset.features import STRING, Array
+from baton.tasks.foundation.dataset.manifest import Part, positions_of_part
+from baton.tasks.foundation.dataset.shards import LocalBytes, decode, extract, fetched, framed, remember_read_errors
+from baton.tasks.foundation.storage.interface import Storage
 
 # By feature, [rows, …], as `shards.extract` returns them.
 Rows = dict[str, Array]
@@ -216,7 +216,7 @@ def _in_thread(work: Callable[[], _Found]) -> "Future[_Found]":
 
 def together(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
     """Yield the rows of pieces, `size` at a time; the remainder is left out."""
-    held = _Held(iter(pieces))
+    held = _RowBuffer(iter(pieces))
     while parts := held.take(size):
         yield _joined(parts)
 
@@ -231,7 +231,7 @@ def mixed(
         labels: the source of each position, and whether it is kept, see `Mixing.labels_from`.
         most: positions in a piece, at most.
     """
-    held = [_Held(source) for source in sources]
+    held = [_RowBuffer(source) for source in sources]
     for all_labels, all_kept in labels:
         for begin in range(0, len(all_labels), most):
             chosen, kept = all_labels[begin : begin + most], all_kept[begin : begin + most]
@@ -242,7 +242,7 @@ def mixed(
             yield _taken(_joined(parts), order[kept])
 
 
-class _Held:
+class _RowBuffer:
     """Gives the next rows of a stream, as many as are asked for; none if it ends before."""
 
     def __init__(self, pieces: Iterator[Rows]) -> None:

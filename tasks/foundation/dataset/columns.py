@@ -1,4 +1,4 @@
-"""Reads ranges of external files that are no TFRecord files: Parquet, Arrow, tar, ArrayRecord.
+"""Reads ranges of external files that are no TFRecord files: Parquet, Arrow, tar.
 
 A range is a stretch of bytes with whole examples, listed in the manifest with its checksum. A reader gets these bytes,
 verified, and returns the arrays that `shards.extract` would return, so that what follows, decoding and order, is the
@@ -11,18 +11,17 @@ images, and texts as the positions that they have in a vocabulary. A null is fil
 
 import io
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.dataset import Feature, ShardRecord
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.dataset.tar_ranges import read_tar
-from tasks.foundation.errors import DamagedDataset, InvalidInput
+from baton.tasks.foundation.contracts.dataset import Feature, ShardRecord
+from baton.tasks.foundation.dataset.features import Array
+from baton.tasks.foundation.dataset.tar_ranges import read_tar
+from baton.tasks.foundation.errors import DamagedDataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,9 +37,7 @@ _WHOLE = {"image", "raw"}
 # Columns and rows that are stacked at once: few, so that they stay in the processor's cache and take little memory.
 _STACKED_COLUMNS = 64
 _STACKED_ROWS = 2048
-_MAGIC = b"PAR1"
-# The bytes are in memory: nothing is read ahead, and no threads are started.
-_ARRAY_RECORD_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+_MAGIC, _ARROW, _CONTINUES = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
 
 def read_columns(
@@ -119,12 +116,20 @@ def _parquet(
     layout = record.layout
     if layout is None:
         raise ValueError(f"{record.path} has no row groups")
-    groups = range(layout.first_part, layout.first_part + layout.parts)
-    coded = {feature.record_key for feature in features if feature.vocabulary}
+    coded = {each.record_key for each in features if each.vocabulary}
+    texts = {each.record_key for each in features if each.encoding in {"text", *_WHOLE}}
     try:
         metadata = parquet_metadata(bytes(head))
-        # Codes of a dictionary are read faster than its texts.
-        coded &= {metadata.schema.column(index).path for index in range(len(metadata.schema))} if coded else set()
+        groups = [
+            number
+            for number in range(layout.first_part, layout.first_part + layout.parts)
+            if metadata.row_group(number).num_rows  # one without rows may say that it lies anywhere
+        ]
+        # Codes of a dictionary are read faster than its texts, and one text may stand in all rows. Within lists and
+        # structures pyarrow reads several row groups as texts alone.
+        leaves = [metadata.schema.column(index) for index in range(len(metadata.schema))] if coded or texts else []
+        coded &= {each.path for each in leaves}
+        coded |= texts & {each.path for each in leaves if each.physical_type == "BYTE_ARRAY" and "." not in each.path}
         opened = pa.PythonFile(_FileBytes(body, record.begin), mode="r")
         # One call of Python reads the bytes of many columns.
         file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=sorted(coded), pre_buffer=True)
@@ -144,22 +149,43 @@ def _parquet(
 def _arrow(body: memoryview, head: memoryview, record: ShardRecord, features: Sequence[Feature]) -> dict[str, Array]:
     """Read record batches, as messages that follow the schema and the dictionaries: together they are a stream."""
     import pyarrow as pa
-    from pyarrow import ipc
 
     layout = record.layout
     if layout is None:
         raise ValueError(f"{record.path} has no record batches")
     at = f"from record batch {layout.first_part} on"
     try:
-        reader = ipc.open_stream(pa.py_buffer(b"".join([head, body])))
-        names = {key.partition(".")[0] for feature in features for key in column_names(feature)}
-        table = reader.read_all().select([name for name in reader.schema.names if name in names or "." in name])
-        table.validate(full=True)  # offsets outside of their buffers would be read
+        table = arrow_table(head, body, {key for feature in features for key in column_names(feature)})
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise DamagedDataset(f"{record.path}: {at}, it cannot be read: {fault}") from fault
     return table_arrays(
         table, features, partition=layout.partition, where=lambda row: f"{record.path}, {at}, row {row}"
     )
+
+
+def arrow_table(head: bytes | memoryview, body: bytes | memoryview, keys: Collection[str]) -> "pa.Table":
+    """Return the columns of record batches that `keys` name, or that have such fields.
+
+    Args:
+        head: the messages of the schema and the dictionaries; or the footer of a file, if only that has the schema.
+        keys: as in `column_names`.
+
+    Raises:
+        pyarrow.ArrowException: they cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    if bytes(head[-len(_ARROW) :]) == _ARROW and bytes(head[:4]) != _CONTINUES:
+        head = ipc.open_file(pa.BufferReader(_ARROW + b"\0\0" + head)).schema.serialize()
+    names = {key.partition(".")[0] for key in keys}
+    stream = pa.py_buffer(b"".join([head, body]))
+    schema = ipc.open_stream(stream).schema
+    chosen = [index for index, name in enumerate(schema.names) if name in names or "." in name]
+    # An empty list would mean all.
+    table = ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=chosen or [0])).read_all()
+    table.validate(full=True)  # offsets outside of their buffers would be read
+    return table
 
 
 @lru_cache(maxsize=8)
@@ -238,12 +264,17 @@ def _arrays_of(
         DamagedDataset: a column is missing, has a null and no `fill`, lists of another length, or a text that is not in
             the vocabulary.
     """
+    import pyarrow as pa
 
     def values(table: "pa.Table", feature: Feature, key: str) -> Array:
         if key in partition:
             return _constant(partition[key], feature, table.num_rows)
-        shape = feature.shape[:-1] if feature.stacked else feature.shape
-        return _values(column_of(table, key, where), key, () if feature.encoding in _WHOLE else shape, feature, where)
+        shape = () if feature.encoding in _WHOLE else feature.shape[:-1] if feature.stacked else feature.shape
+        array = column_of(table, key, where)
+        try:
+            return _values(array, key, shape, feature, where)
+        except (pa.ArrowException, ValueError) as fault:
+            raise DamagedDataset(f"{where(0)}: column {key!r} is {array.type}, and cannot be read: {fault}") from fault
 
     def columns(feature: Feature) -> Iterator[Array]:
         for begin in range(0, len(feature.stacked), _STACKED_COLUMNS):
@@ -262,7 +293,8 @@ def _equal_numbers(table: "pa.Table", keys: Sequence[str], feature: Feature) -> 
     """Return columns of numbers [columns, rows] in one call, which hundreds of columns need; None: they are others."""
     import pyarrow as pa
 
-    if len(set(keys) & set(table.schema.names)) < len(keys) or len(feature.shape) > 1:
+    schema = table.schema
+    if any(schema.get_field_index(key) < 0 for key in keys) or len(feature.shape) > 1:
         return None
     chosen = table.select(keys)
     wanted = pa.from_numpy_dtype(np.dtype(feature.dtype))
@@ -281,7 +313,6 @@ def column_of(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.A
     Raises:
         DamagedDataset: there is none.
     """
-    import pyarrow as pa
     from pyarrow import compute
 
     # Not among `column_names`, a list that is made for each of many columns.
@@ -290,10 +321,57 @@ def column_of(table: "pa.Table", key: str, where: Callable[[int], str]) -> "pa.A
         if (position := table.schema.get_field_index(".".join(parts[:count]))) >= 0:
             column = table.column(position)
             column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            while isinstance(column, pa.ExtensionArray):
-                column = column.storage
-            return compute.struct_field(column, parts[count:]) if count < len(parts) else column
+            column = plain(column)
+            return plain(compute.struct_field(column, parts[count:])) if count < len(parts) else column
     raise DamagedDataset(f"{where(0)}: has no column {key!r}")
+
+
+def plain(array: Any) -> Any:
+    """Return a `pyarrow.Array` or `ChunkedArray` as one of the types for which pyarrow has all functions."""
+    import pyarrow as pa
+
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
+
+
+def is_list(kind: "pa.DataType") -> bool:
+    """Whether an Arrow type is a list that is read."""
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _items(
+    array: "pa.Array", key: str, shape: Sequence[int], feature: Feature, where: Callable[[int], str]
+) -> "pa.Array":
+    """Return the values in the lists of a column, one after the other; of a list that is null: nulls, to be filled."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    rows, sizes = len(array), list(shape)
+    while sizes and is_list(array.type):
+        inner = array.type.value_type
+        nested = is_list(inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner)
+        # The list of a tensor has the values of all its dimensions.
+        size, sizes = (sizes[0], sizes[1:]) if nested else (math.prod(sizes), [])
+        if feature.fill is None:
+            _refuse_null(array, key, rows, where)
+        lengths = compute.list_value_length(array)
+        if compute.any(compute.not_equal(lengths, size)).as_py():
+            at = compute.index(compute.not_equal(lengths, size), value=True).as_py()
+            raise DamagedDataset(
+                f"{where(at * rows // len(array))}: column {key!r} has a list of {lengths[at]} values, not {size}; "
+                "correct the row, or set data.pad"
+            )
+        items = array.flatten()  # without those of lists that are null
+        if array.null_count:
+            there = np.repeat(array.is_valid().to_numpy(zero_copy_only=False), size)
+            items = items.take(pa.array(np.cumsum(there) - 1, mask=~there))
+        array = plain(items)
+    return array
 
 
 def _values(array: "pa.Array", key: str, shape: Sequence[int], feature: Feature, where: Callable[[int], str]) -> Array:
@@ -302,36 +380,32 @@ def _values(array: "pa.Array", key: str, shape: Sequence[int], feature: Feature,
     from pyarrow import compute
 
     rows, types = len(array), pa.types
-    for size in shape:
-        while isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        _refuse_null(array, key, rows, where)
-        lengths = compute.list_value_length(array)
-        if compute.any(compute.not_equal(lengths, size)).as_py():
-            at = compute.index(compute.not_equal(lengths, size), value=True).as_py()
-            raise DamagedDataset(
-                f"{where(at * rows // len(array))}: column {key!r} has a list of {lengths[at]} values, not {size}"
-            )
-        array = array.flatten()
-    while isinstance(array, pa.ExtensionArray):
-        array = array.storage
+    array = _items(array, key, shape, feature, where)
     if feature.vocabulary:
         array = _codes(array, key, feature, rows, where)
+    elif types.is_dictionary(array.type) and not (array.null_count or array.dictionary.null_count):
+        texts = plain(array.dictionary).cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+        values: Array = texts[array.indices.to_numpy(zero_copy_only=False)]
+        return values.reshape(rows, *shape)
     else:
         if types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            array = plain(array.dictionary_decode())
+        if types.is_null(array.type):
+            array = array.cast(pa.string() if feature.encoding == "text" else pa.from_numpy_dtype(feature.dtype))
         if array.null_count and feature.fill is not None:
-            array = compute.fill_null(array, pa.scalar(feature.fill, array.type))
+            made = (
+                bool if types.is_boolean(array.type) else float if types.is_floating(array.type) else lambda fill: fill
+            )
+            array = compute.fill_null(array, pa.scalar(made(feature.fill), array.type))
         _refuse_null(array, key, rows, where)
     if feature.encoding == "text" or feature.encoding in _WHOLE:
         large = types.is_large_string(array.type) or types.is_large_binary(array.type)
-        values: Array = array.cast(pa.large_binary() if large else pa.binary()).to_numpy(zero_copy_only=False)
+        values = array.cast(pa.large_binary() if large else pa.binary()).to_numpy(zero_copy_only=False)
     else:
         dtype = _EXTRACTED.get(feature.encoding, feature.dtype)
         with np.errstate(over="ignore"):  # becomes infinity, which is refused later
             values = array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-    found: Array = values.reshape(rows, *shape)
-    return found
+    return values.reshape(rows, *shape)
 
 
 def _codes(array: "pa.Array", key: str, feature: Feature, rows: int, where: Callable[[int], str]) -> "pa.Array":
@@ -339,8 +413,10 @@ def _codes(array: "pa.Array", key: str, feature: Feature, rows: int, where: Call
     import pyarrow as pa
     from pyarrow import compute
 
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()
     if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
+        array = (array.cast(pa.string()) if pa.types.is_null(array.type) else plain(array)).dictionary_encode()
     if feature.fill is None:
         _refuse_null(array, key, rows, where)
     known = pa.array(feature.vocabulary, pa.string())
@@ -349,7 +425,8 @@ def _codes(array: "pa.Array", key: str, feature: Feature, rows: int, where: Call
     if compute.any(unknown).as_py():
         at = compute.index(unknown, value=True).as_py()
         raise DamagedDataset(
-            f"{where(at * rows // len(array))}: column {key!r} has {array[at].as_py()!r}, not in its vocabulary"
+            f"{where(at * rows // len(array))}: column {key!r} has {array[at].as_py()!r}, not in its vocabulary; set "
+            f"data.options.vocabulary: {{{key}: [all texts]}}, or correct the row"
         )
     if not codes.null_count:
         return codes
@@ -369,6 +446,8 @@ def _refuse_null(array: "pa.Array", key: str, rows: int, where: Callable[[int], 
 
 def _constant(text: str, feature: Feature, rows: int) -> Array:
     """Return what the name of a folder says, for each row."""
+    if feature.dtype == "bool":  # of an earlier revision, which took every text as true
+        raise DamagedDataset(f"{feature.record_key!r}: a folder says {text!r}, which was read as true; start a new run")
     if feature.vocabulary:
         return np.full(rows, feature.vocabulary.index(text), feature.dtype)
     if feature.encoding == "text":
@@ -386,8 +465,9 @@ def shared_features(of_sources: Sequence[Sequence[Feature]]) -> tuple[Feature, .
 
     def shared(feature: Feature) -> Feature:
         all_of = [features[feature.name] for features in by_name]
-        if all(each == feature for each in all_of):
-            return feature
+        longest = max(all_of, key=lambda each: len(each.vocabulary))
+        if all(each.model_copy(update={"vocabulary": longest.vocabulary}) == longest for each in all_of):
+            return longest  # one may have more texts than another, at the end
         kept = feature.encoding in {"image", "text"} and all(each.encoding == feature.encoding for each in all_of)
         return Feature(
             name=feature.name, dtype=feature.dtype, shape=feature.shape, encoding=feature.encoding if kept else "array"
@@ -408,47 +488,4 @@ def range_bytes(features: Sequence[Feature], *, records: int, size: int) -> int:
     return value_bytes(features) * records + has_bytes * size
 
 
-def _array_record(
-    body: memoryview, _: memoryview, record: ShardRecord, features: Sequence[Feature]
-) -> dict[str, Array]:
-    """Read a whole ArrayRecord file of `tf.train.Example`s."""
-    import tensorflow as tf
-
-    from tasks.foundation.dataset.shards import extract
-
-    reader = array_record_reader()
-    # The library opens files by path, and this one must be the bytes that were verified.
-    with os.fdopen(os.memfd_create("array_record"), "wb") as file:
-        file.write(body)
-        file.flush()
-        try:
-            opened = reader(f"/proc/self/fd/{file.fileno()}", _ARRAY_RECORD_OPTIONS)
-            records = opened.read_all()
-            opened.close()
-        except RuntimeError as fault:
-            raise DamagedDataset(f"{record.path}: is no whole ArrayRecord file: {fault}") from fault
-    try:
-        with tf.device("/CPU:0"):
-            found = extract(tf.constant(records, tf.string), features)
-            return {name: values.numpy() for name, values in found.items()}
-    except tf.errors.InvalidArgumentError as fault:
-        raise DamagedDataset(f"{record.path}: its records are not as their features say: {fault.message}") from fault
-
-
-def array_record_reader() -> Any:
-    """Return the class that reads ArrayRecord files.
-
-    Raises:
-        InvalidInput: its package is not installed.
-    """
-    try:
-        from array_record.python.array_record_module import ArrayRecordReader
-    except ImportError as fault:
-        raise InvalidInput(
-            f"ArrayRecord files need the package array-record, which cannot be imported ({fault}); install "
-            "baton-relay[tfds], or prepare the dataset with file_format=tfrecord"
-        ) from fault
-    return ArrayRecordReader
-
-
-_READERS: Mapping[str, Reader] = {"parquet": _parquet, "arrow": _arrow, "tar": read_tar, "array_record": _array_record}
+_READERS: Mapping[str, Reader] = {"parquet": _parquet, "arrow": _arrow, "tar": read_tar}

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.data_spec import SetName, SetRef
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
-from tasks.foundation.dataset.column_streams import (
+from baton.tasks.foundation.contracts.data_spec import SetName, SetRef
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from baton.tasks.foundation.dataset.column_streams import (
     RangeReader,
     Rows,
     has_columns,
@@ -19,11 +19,19 @@ from tasks.foundation.dataset.column_streams import (
     rows_dataset,
     together,
 )
-from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
-from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
-from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
-from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
+from baton.tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
+from baton.tasks.foundation.dataset.shards import (
+    Plan,
+    VerifiedShards,
+    finished,
+    parsed,
+    part_of,
+    records_in,
+    windows_of,
+)
+from baton.tasks.foundation.dataset.slice_input import constant_plans, unreadable_elsewhere
+from baton.tasks.foundation.storage.interface import Storage
 
 _PARSED_AT_ONCE = 4  # batches; parsing one is fast, and a host with a hundred threads need not hold a hundred
 
@@ -44,8 +52,6 @@ def set_batches(
 
     Args:
         storage: the storage root; folders of datasets are relative to it.
-        ref: the prepared dataset.
-        on: the set.
         batch_size: examples per batch, at least 1.
         function: transforms each example; None: examples as they were prepared.
         seed: the run's seed; `function` gets seeds that follow from it and the example's index.
@@ -84,15 +90,26 @@ def set_remainder(
     return _transformed(dataset, function, seed=seed, skip=skip, batch_size=remainder)
 
 
+def all_batches(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Iterator[Any]:
+    """Yield all examples of a dataset as batches of NumPy arrays, in the order of the manifest; some may be smaller."""
+    manifest = load_manifest(storage, ref)
+    parts: tuple[Part, ...] = ("train", "validation")
+    for part in parts:
+        examples = _examples_of(manifest, part)
+        rest = examples % batch_size
+        for skip, size, count in ((0, batch_size, examples // batch_size), (examples - rest, rest, bool(rest))):
+            if count:
+                yield from finished(
+                    _batches(storage, ref, part, skip=skip, batch_size=size), autotuned=False
+                ).as_numpy_iterator()
+
+
 def _batches(
     storage: Storage, ref: DatasetRef, part: Part, *, skip: int, batch_size: int, on_server: bool = False
 ) -> Any:
     """Return batches of the examples of a dataset; of a mixture, those of one dataset after the other.
 
     Args:
-        storage: the storage root.
-        ref: the dataset.
-        part: of it.
         skip: examples to leave out at the begin.
         batch_size: examples per batch.
         on_server: see `set_batches`.

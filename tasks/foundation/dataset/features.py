@@ -8,11 +8,15 @@ are one array are told from lists of inputs or outputs, and shapes that may mean
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from baton.tasks.foundation.text import shown
+
+# An example, as it is stored and as it is decoded: what a file says beyond this allocates nothing.
+MOST_EXAMPLE_BYTES: Final = 1 << 29
 # The dtype of a feature of text; all others are NumPy's.
 STRING: Final = "string"
 
@@ -261,6 +265,35 @@ def named_parts(part: str, content: object, items: Any | None) -> Iterator[tuple
             kind = "tuple" if isinstance(value, tuple) else "dict"
             raise ValueError(f"{part}/{key} is a nested {kind}; yield one flat dict name -> array")
     yield from ((f"{part}/{key}", value) for key, value in content.items())
+
+
+MOST_NPY_HEADER_BYTES: Final = 1 << 16
+
+
+def npy_header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Return dtype, shape, whether the array is in Fortran's order, and the offset of its bytes.
+
+    Args:
+        stream: a .npy file, which is read up to its first value. No read may give more than `MOST_NPY_HEADER_BYTES`.
+        size: the bytes of the whole file.
+
+    Raises:
+        ValueError: it is no such file, holds pickled objects, or is not as large as its header says.
+    """
+    form = cast(Any, np.lib.format)
+    try:
+        # Version 3 is for fields with names that are no ASCII.
+        read = form.read_array_header_1_0 if form.read_magic(stream) == (1, 0) else form.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+    except Exception as fault:  # NumPy parses the header as Python: SyntaxError, TokenError, TypeError and more
+        raise ValueError(f"is damaged ({shown(str(fault))}); write it with np.save or np.savez") from fault
+    if dtype.hasobject:
+        raise ValueError(
+            "has dtype object; save numbers with a fixed width, such as float32: pickled objects are not read"
+        )
+    if min(shape, default=0) < 0 or size - stream.tell() != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"has {size} bytes, which do not fit {dtype}{shown(str(list(shape)))}; write it again")
+    return dtype, shape, fortran, stream.tell()
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Array:

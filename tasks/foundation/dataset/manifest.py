@@ -3,14 +3,14 @@
 A seeded hash of an example's index in the source decides what is held out, or its place, or its group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.data_spec import MixedSource
-from tasks.foundation.contracts.dataset import (
+from baton.tasks.foundation.contracts.data_spec import MixedSource
+from baton.tasks.foundation.contracts.dataset import (
     PREPARE_AGAIN,
     DatasetManifest,
     DatasetRef,
@@ -19,10 +19,11 @@ from tasks.foundation.contracts.dataset import (
     ShardRecord,
     checked_manifest,
 )
-from tasks.foundation.dataset.features import Array, unflatten, zeros
-from tasks.foundation.dataset.order import hashes, unit_interval
-from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.dataset.features import Array, unflatten, zeros
+from baton.tasks.foundation.dataset.order import hashes, unit_interval
+from baton.tasks.foundation.errors import AnotherVersion, DamagedDataset, FileMissing, FileTooLarge, SourceError
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import listed, message
 
 
 def dataset_folder(digest: str) -> str:
@@ -67,7 +68,6 @@ def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
 
     Args:
         storage: the storage root; `ref.folder` is relative to it.
-        ref: a prepared dataset.
 
     Raises:
         DamagedDataset: the manifest is missing, unreadable or inconsistent, or belongs to another dataset.
@@ -107,8 +107,6 @@ def plain_datasets(storage: Storage, manifest: DatasetManifest, folder: str) -> 
     """Return folder and manifest of each dataset with shards: those that a mixture names, or the dataset itself.
 
     Args:
-        storage: the storage root.
-        manifest: of the dataset.
         folder: of the dataset, relative to the root.
 
     Raises:
@@ -119,33 +117,97 @@ def plain_datasets(storage: Storage, manifest: DatasetManifest, folder: str) -> 
     return tuple((each.folder, load_manifest(storage, ref_of_source(each))) for each in manifest.mixture.sources)
 
 
-def changed_files(storage: Storage, recorded: object, dataset: DatasetRef) -> list[str]:
-    """Return lines that name the files read in place that differ between two datasets.
+def changed_files(storage: Storage, recorded: Mapping[str, object], dataset: DatasetRef) -> list[str]:
+    """Return lines that name the files that differ between two datasets and their validation sets.
 
     Args:
-        storage: the storage root.
-        recorded: folder of the dataset that a run began with, as its identity has it.
+        recorded: the identity that a run began with, which has the folders of its sets.
         dataset: the one that its run file prepares now.
     """
-    try:
-        before, now = (_files_in_place(storage, folder) for folder in (str(recorded), dataset.folder))
-    except DamagedDataset:  # deleted since
-        return []
-    changed = [path for path in before if path in now and before[path] != now[path]]
-    lines = [f"{path}: changed since" for path in changed]
-    lines += [f"{path}: no longer read" for path in before if path not in now]
-    lines += [f"{path}: not read before" for path in now if path not in before]
+    own = dataset.validation
+    folders = [(recorded.get("data.folder"), dataset.folder)]
+    folders += [] if own is None else [(recorded.get("data.validation_folder"), own.folder)]
+    lines: list[str] = []
+    for before, now in ((files_of(storage, str(one)), files_of(storage, other)) for one, other in folders):
+        if before and now:
+            lines += [f"{path}: changed since" for path in before if path in now and before[path] != now[path]]
+            lines += [f"{path}: no longer read" for path in before if path not in now]
+            lines += [f"{path}: not read before" for path in now if path not in before]
     return lines[:_FILES_NAMED]
 
 
-def _files_in_place(storage: Storage, folder: str) -> dict[str, set[str]]:
-    """Return the checksums of the ranges of each file outside the storage."""
+def files_of(storage: Storage, folder: str) -> dict[str, set[str]]:
+    """Return the checksums of each file that a dataset is known to be made from, and that is not in the storage.
+
+    Files that are read in place have one for each range, those that a user's function opened one for all bytes; {} if
+    the dataset cannot be read, perhaps because it was deleted.
+    """
     found: dict[str, set[str]] = {}
-    for _, manifest in plain_datasets(storage, read_manifest(storage, folder), folder):
+    try:
+        datasets = plain_datasets(storage, read_manifest(storage, folder), folder)
+    except (DamagedDataset, AnotherVersion):
+        return found
+    for _, manifest in datasets:
         for shard in (*manifest.train, *manifest.validation):
             if shard.is_external:
                 found.setdefault(shard.path, set()).add(f"{shard.begin} {shard.crc32c}")
+        found |= {each.path: {each.sha256} for each in manifest.opened or ()}
     return found
+
+
+def require_same_labels(
+    features: Sequence[Feature], others: Sequence[Feature], *, where: str, elsewhere: str, within: bool = False
+) -> None:
+    """Refuse two sets of examples in which a number means two things: a text of a vocabulary, or a class.
+
+    One may have more texts than the other, at the end. What has no names is not compared.
+
+    Args:
+        features: of some examples, see `with_class_names`.
+        others: of the other ones.
+        where: what the first are, for messages.
+        elsewhere: what the others are.
+        within: the first must have no more texts than the others.
+
+    Raises:
+        SourceError: a number means two things; names the first.
+    """
+    known = {each.name: each.vocabulary for each in others}
+    for each in features:
+        own, other = each.vocabulary, known.get(each.name, ())
+        shared = min(len(own), len(other))
+        differs = next((place for place in range(shared) if own[place] != other[place]), shared)
+        if not shared or (differs == shared and not (within and len(own) > shared)):
+            continue
+        before = repr(other[differs]) if differs < shared else "nothing"
+        remedy = "options.vocabulary, options.classes of images, or class_names of image_dataset_from_directory"
+        raise SourceError(
+            message(
+                f"{where}: {each.name} = {differs} means {own[differs]!r}, and {before} in {elsewhere}",
+                details=[f"{where}: {listed(own)}", f"{elsewhere}: {listed(other)}"],
+                hints=[f"give both the same names in the same order: {remedy}"],
+            )
+        )
+
+
+def require_labels_of_run(storage: Storage, recorded: object, dataset: DatasetRef) -> None:
+    """Refuse training data whose labels mean other classes than those that a run, or what it was forked from, learned.
+
+    Args:
+        recorded: folder of the dataset that the run had before, as its identity has it.
+        dataset: the one that its run file prepares now.
+
+    Raises:
+        SourceError: a number means two things.
+    """
+    if recorded == dataset.folder:
+        return
+    try:
+        before = read_manifest(storage, str(recorded))
+    except (DamagedDataset, AnotherVersion):  # deleted since
+        return
+    now = load_manifest(storage, dataset).named_features
+    require_same_labels(now, before.named_features, where="data", elsewhere="the data that the run was trained on")
 
 
 def ref_of_source(source: MixedSource) -> DatasetRef:
@@ -161,10 +223,6 @@ def ref_of_source(source: MixedSource) -> DatasetRef:
 
 def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
     """Return a batch of zeros as `train_step` takes it. Building a model with it creates all variables.
-
-    Args:
-        features: of the examples.
-        size: examples in the batch.
 
     Returns:
         (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts or tuples of them.

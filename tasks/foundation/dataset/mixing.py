@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.data_spec import Exhausted, Mixture
-from tasks.foundation.dataset.order import hashes, seed_of
+from baton.tasks.foundation.contracts.data_spec import Exhausted, Mixture
+from baton.tasks.foundation.dataset.order import hashes, seed_of
 
 Labels = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ _MAX_WINDOW = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class MixturePhase:
     """Windows of an epoch in which the same sources have examples.
 
     Attributes:
@@ -92,7 +92,7 @@ def window_size(weights: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StreamPosition:
     """A position of the mixed stream.
 
     Attributes:
@@ -104,7 +104,7 @@ class Place:
     """
 
     epoch: int
-    phase: Phase
+    phase: MixturePhase
     window: int
     skip: int
     taken: tuple[int, ...]
@@ -146,17 +146,19 @@ class Mixing:
         return self.exhausted == "drop" and self.epoch_examples < sum(self.counts)
 
     @cached_property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[MixturePhase, ...]:
         """The phases of an epoch, which are the same in each."""
         taken = (0,) * len(self.counts)
         if self.exhausted == "repeat":
-            return (Phase(number=0, begin=0, weights=self.weights, taken=taken, left=None, windows=None),)
-        phases: list[Phase] = []
+            return (MixturePhase(number=0, begin=0, weights=self.weights, taken=taken, left=None, windows=None),)
+        phases: list[MixturePhase] = []
         while taken != self.counts:
             left = tuple(count - before for count, before in zip(self.counts, taken, strict=True))
             weights = _reduced(weight if rest else 0 for weight, rest in zip(self.weights, left, strict=True))
-            endless = Phase(number=len(phases), begin=sum(taken), weights=weights, taken=taken, left=left, windows=None)
-            phase = Phase(
+            endless = MixturePhase(
+                number=len(phases), begin=sum(taken), weights=weights, taken=taken, left=left, windows=None
+            )
+            phase = MixturePhase(
                 number=endless.number,
                 begin=endless.begin,
                 weights=weights,
@@ -171,7 +173,7 @@ class Mixing:
             )
         return tuple(phases)
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> StreamPosition:
         """Return where a position of the mixed stream lies, counted from 0."""
         if self.exhausted == "repeat":
             epoch, offset, phase = 0, position, self.phases[0]
@@ -185,7 +187,7 @@ class Mixing:
             epoch * count + earlier + before + int(here)
             for count, earlier, before, here in zip(self.counts, phase.taken, phase.before(window), within, strict=True)
         )
-        return Place(epoch=epoch, phase=phase, window=window, skip=skip, taken=taken)
+        return StreamPosition(epoch=epoch, phase=phase, window=window, skip=skip, taken=taken)
 
     def taken_before(self, position: int) -> tuple[int, ...]:
         """Return how many examples of each source's own stream come before a position of the mixed stream."""
@@ -235,7 +237,7 @@ def _reduced(weights: Iterator[int]) -> tuple[int, ...]:
     return tuple(weight // common for weight in given)
 
 
-def _whole_windows(phase: Phase, left: Sequence[int]) -> int:
+def _whole_windows(phase: MixturePhase, left: Sequence[int]) -> int:
     """Return how many windows of a phase no source is exhausted in."""
     low, high = 0, sum(left) // phase.window + 1  # `low` windows are whole, `high` are not
     while high - low > 1:
@@ -245,7 +247,7 @@ def _whole_windows(phase: Phase, left: Sequence[int]) -> int:
     return low
 
 
-def _all_windows(phase: Phase) -> int:
+def _all_windows(phase: MixturePhase) -> int:
     """Return the windows of a phase with an end: a cut one follows unless the whole ones exhaust a source."""
     if phase.windows is None or phase.left is None:
         raise ValueError("the phase has no end")

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.transforms import load_transform
-from tasks.foundation.errors import ModelError, RunFileError
-from tasks.foundation.messages import message
-from tasks.foundation.model.build import preserved_global_state
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.dataset.transforms import load_transform
+from baton.tasks.foundation.errors import ModelError, RunFileError
+from baton.tasks.foundation.model.build import preserved_global_state
+from baton.tasks.foundation.text import message
 
 Purpose = Literal["transform", "batch_transform", "validation_transform"]
 
@@ -42,7 +42,6 @@ def example_seeds(purpose: Purpose, seed: int, begin: Any, count: int) -> Any:
 
     Args:
         purpose: seeds for different purposes are independent.
-        seed: the run's seed.
         begin: int64 scalar tensor, at least 0.
         count: number of seeds.
 
@@ -147,7 +146,6 @@ def transformed_training(
         functions: what to apply.
         decoding: how records become examples.
         layout: which examples the vectors hold.
-        seed: the run's seed.
 
     Returns:
         A dataset of (x,), (x, y) or (x, y, sample_weight), each [global_batch_size / replicas, ...].
@@ -182,7 +180,6 @@ def transformed_validation(batches: Any, function: SeededFunction, *, seed: int,
     Args:
         batches: dataset of (x,), (x, y) or (x, y, sample_weight), each [batch_size, ...].
         function: applied to each example.
-        seed: the run's seed.
         skip: index of the first example among all validation examples.
         batch_size: examples per batch.
     """
@@ -237,11 +234,6 @@ class ModelInputs:
 
 def model_inputs(spec: RunSpec, features: Sequence[Feature], code_folder: Path) -> ModelInputs:
     """Load and trace the transforms of the run file.
-
-    Args:
-        spec: the run file.
-        features: of the prepared examples.
-        code_folder: the run file's folder.
 
     Raises:
         ModelError: a transform cannot be used, or training and validation examples have different inputs.

@@ -48,7 +48,6 @@ def windows(
 
     Args:
         counts: examples in each shard, each at least 1.
-        seed: the run's seed.
         window_shards: shards in a window, at least 1; the last window of an epoch may have fewer.
         first_example: position in the stream, from 0; it lies at `skip` in the first window.
         epoch_examples: examples after which an epoch ends, at most all. None: all.
@@ -84,7 +83,6 @@ def seed_of(seed: int, *path: int) -> Seed:
     """Derive the seed of one permutation; seeds of different paths are independent.
 
     Args:
-        seed: the run's seed.
         path: (epoch,) for the shards of an epoch, (epoch, window) for the examples of a window.
     """
     digest = hashlib.sha256("/".join(map(str, ("order", seed, *path))).encode()).digest()
@@ -123,7 +121,6 @@ def hashes(purpose: str, seed: int, begin: int, end: int) -> Words:
 
     Args:
         purpose: hashes for different purposes are independent.
-        seed: the run's seed.
         begin: first index.
         end: one past the last index.
     """

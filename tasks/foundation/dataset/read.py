@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
-from tasks.foundation.contracts.run_spec import EpochLength
-from tasks.foundation.dataset import order
-from tasks.foundation.dataset.column_streams import (
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from baton.tasks.foundation.contracts.run_spec import EpochLength
+from baton.tasks.foundation.dataset import order
+from baton.tasks.foundation.dataset.column_streams import (
     ColumnPlan,
     RangeReader,
     Rows,
@@ -37,13 +37,13 @@ from tasks.foundation.dataset.column_streams import (
     rows_dataset,
     together,
 )
-from tasks.foundation.dataset.columns import value_bytes
-from tasks.foundation.dataset.features import STRING, Array, unflatten, zeros
-from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part, ref_of_source
-from tasks.foundation.dataset.mixing import Mixing, source_seed
-from tasks.foundation.dataset.model_inputs import Decoding, Layout, TrainingFunctions, transformed_training
-from tasks.foundation.dataset.order import Window
-from tasks.foundation.dataset.shards import (
+from baton.tasks.foundation.dataset.columns import value_bytes
+from baton.tasks.foundation.dataset.features import STRING, Array, unflatten, zeros
+from baton.tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part, ref_of_source
+from baton.tasks.foundation.dataset.mixing import Mixing, source_seed
+from baton.tasks.foundation.dataset.model_inputs import Decoding, Layout, TrainingFunctions, transformed_training
+from baton.tasks.foundation.dataset.order import Window
+from baton.tasks.foundation.dataset.shards import (
     Plan,
     VerifiedShards,
     finished,
@@ -55,10 +55,10 @@ from tasks.foundation.dataset.shards import (
     records_in,
     windows_of,
 )
-from tasks.foundation.dataset.worker_plans import constant_plans, unreadable_elsewhere
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.processes import available_bytes
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.dataset.slice_input import constant_plans, unreadable_elsewhere
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine.processes import available_bytes
+from baton.tasks.foundation.storage.interface import Storage
 
 Labels = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 _DECODE_TOGETHER = 256
@@ -137,7 +137,7 @@ class DecodedExamples:
         return {name: tf.gather(values, rows) for name, values in self.tensors.items()}
 
 
-class _Held:
+class _LastExamples:
     """The examples of the dataset that this process has decoded last; its segments use them again."""
 
     def __init__(self) -> None:
@@ -145,16 +145,11 @@ class _Held:
         self.examples: DecodedExamples | None = None
 
 
-_HELD = _Held()
+_HELD = _LastExamples()
 
 
 def decoded_bytes(storage: Storage, ref: DatasetRef) -> int:
-    """Return how much memory the decoded training examples take, in bytes.
-
-    Args:
-        storage: the storage root.
-        ref: the prepared dataset.
-    """
+    """Return how much memory the decoded training examples take, in bytes."""
     manifest = load_manifest(storage, ref)
     of_example = sum(math.prod(each.shape) * _item_bytes(each) for each in manifest.features)
     of_text = sum(shard.size for _, plain in plain_datasets(storage, manifest, ref.folder) for shard in plain.train)
@@ -172,10 +167,6 @@ def fits_into_memory(storage: Storage, ref: DatasetRef) -> bool:
 
 def decode_examples(storage: Storage, ref: DatasetRef) -> DecodedExamples:
     """Read and decode all training examples, unless this process holds them already.
-
-    Args:
-        storage: the storage root.
-        ref: the prepared dataset.
 
     Raises:
         DamagedDataset: the manifest belongs to another dataset, or a shard differs from its manifest.
@@ -208,7 +199,6 @@ def row_numbers(manifest: DatasetManifest, first_row: int) -> list[npt.NDArray[n
     """Return the rows of the training examples of each shard, in order.
 
     Args:
-        manifest: of a dataset with shards.
         first_row: number of its first row.
     """
     counts = [shard.examples for shard in manifest.train]
@@ -318,9 +308,6 @@ def training_records(
     Where a dataset is read by columns, its elements are what `shards.extract` would return of such vectors.
 
     Args:
-        storage: the storage root.
-        ref: the prepared dataset.
-        manifest: its manifest.
         start: where the stream begins.
         chunk: records in a vector.
         decoded: the examples in memory; then the vectors hold their rows, int64, in place of records.
@@ -342,7 +329,6 @@ def windows_of_rows(manifest: DatasetManifest, start: StreamStart, first_row: in
     """Return a dataset of int64 vectors, one for each window, as `windows_of_records` of rows in memory.
 
     Args:
-        manifest: of a dataset with shards.
         start: where the stream begins.
         first_row: number of the dataset's first row.
     """
@@ -519,8 +505,6 @@ def training_dataset(
 
     Args:
         storage: the storage root; `ref.folder` is relative to it.
-        ref: the prepared dataset.
-        seed: the run's seed.
         global_batch_size: examples per step, over all replicas; divisible by their number.
         window_shards: shards that are read and permuted together, in memory; up to three windows are held.
         first_batch: index of the first global batch, from 0: step + skipped batches.

@@ -24,15 +24,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, Feature, ShardRecord
-from tasks.foundation.dataset import order
-from tasks.foundation.dataset.cache import FileRange, Pin, disk_is_full, shared_cache
-from tasks.foundation.dataset.features import Array, unflatten
-from tasks.foundation.dataset.manifest import Part, positions_of_part
-from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.opening import locate_shard
-from tasks.foundation.storage.transfers import checksum_file, damage_of, extend_crc32c
+from baton.tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, Feature, ShardRecord
+from baton.tasks.foundation.dataset import order
+from baton.tasks.foundation.dataset.cache import FileRange, Pin, disk_is_full, shared_cache
+from baton.tasks.foundation.dataset.features import Array, unflatten
+from baton.tasks.foundation.dataset.manifest import Part, positions_of_part
+from baton.tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.opening import locate_shard
+from baton.tasks.foundation.storage.transfers import checksum_file, damage_of, extend_crc32c
 
 # `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
@@ -46,9 +46,9 @@ Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, tuple[int, int]]
 _KEPT: deque[BatonError] = deque(maxlen=16)
 _T = TypeVar("_T")
 _FRAME = struct.Struct("<QI")  # the length of a record, and its checksum
-# Files that this process has verified: path -> (size and checksum, modification time). Shared by all readers of the
+# Files that this process has verified: path -> the checksum, and the file's state then. Shared by all readers of the
 # process, so that each epoch does not read every file twice.
-_VERIFIED: dict[Path, tuple[str, int]] = {}
+_VERIFIED: dict[Path, tuple[object, ...]] = {}
 _LOCK = threading.Lock()
 
 
@@ -108,7 +108,6 @@ def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
 
     Args:
         records: string tensor [n], or what `extract` returns of them; a static n gives static shapes.
-        features: the features of the records.
 
     Returns:
         Name -> tensor [n, *feature.shape] of the feature's dtype.
@@ -122,7 +121,6 @@ def extract(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
 
     Args:
         records: string tensor [n].
-        features: the features of the records.
 
     Returns:
         Name -> string tensor [n] for the encodings raw and image; string, int64 or float32 tensor [n, *feature.shape]
@@ -269,6 +267,8 @@ def original_read_errors() -> Iterator[None]:
         # A TensorFlow server reads shards itself, and names the one that is missing or that it may not read.
         if ".tfrecord" in text and isinstance(fault, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
             raise StorageError(f"a TensorFlow server cannot read its examples: {fault.message}") from fault
+        if named := next((file for file in list(_VERIFIED) if str(file) in text), None):
+            raise StorageError(f"{named}: cannot be read: {fault.message}; check the disk, and run again") from fault
         raise
 
 
@@ -355,8 +355,10 @@ class VerifiedShards:
         except FileMissing as fault:
             raise _missing(f"{storage.uri}/{name}", record) from fault
         # A range at offset 0 is a complete file only if the sizes agree.
-        if file is not None and not record.begin and (not record.is_external or file.stat().st_size == record.size):
-            return file
+        if file is not None and not record.begin:
+            with _storage_errors(str(file), record):
+                if not record.is_external or file.stat().st_size == record.size:
+                    return file
         return _file_range(storage, name, record)
 
     def _local_files(self, ranges: tuple[FileRange, ...], upcoming: Sequence[Sequence[ShardRecord]]) -> list[Path]:
@@ -409,16 +411,12 @@ class LocalBytes:
 
         Raises:
             DamagedDataset: they differ from the manifest, or the file is gone.
+            StorageError: they cannot be read.
         """
         where = self.record.path if self.record.is_external else str(self.file)
-        try:
-            with self.file.open("rb") as opened:
-                opened.seek(self.begin)
-                data = buffer[: opened.readinto(buffer)]
-        except FileNotFoundError as fault:
-            raise _missing(where, self.record) from fault
-        except OSError as fault:
-            raise StorageError(f"{where}: cannot be read: {fault.strerror}; check the disk, and run again") from fault
+        with _storage_errors(where, self.record), self.file.open("rb") as opened:
+            opened.seek(self.begin)
+            data = buffer[: opened.readinto(buffer)]
         found = FileStat(size=len(data), crc32c=f"{extend_crc32c(0, data):08x}")
         if not _agrees(found, self.record):
             raise DamagedDataset(
@@ -500,16 +498,21 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
         where: its address, for messages.
 
     Raises:
-        DamagedDataset: the shard differs from the manifest.
+        DamagedDataset: the shard is missing, or differs from the manifest.
+        StorageError: it cannot be read.
     """
-    stamp = (f"{record.size}-{record.crc32c}", file.stat().st_mtime_ns)
-    with _LOCK:
-        if _VERIFIED.get(file) == stamp:
-            return
-    size = file.stat().st_size
-    if size != record.size:  # known without reading, however large the file is
-        raise DamagedDataset(f"{where} has {size} bytes, its manifest says {record.size}; {_remedy(record)}")
-    _require_agreement(where, checksum_file(file), record)
+    with _storage_errors(where, record):
+        state = file.stat()
+        # No program can set the time of the last change back, as it can the modification time.
+        stamp = (record.crc32c, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+        with _LOCK:
+            if _VERIFIED.get(file) == stamp:
+                return
+        if state.st_size != record.size:  # known without reading, however large the file is
+            raise DamagedDataset(
+                f"{where} has {state.st_size} bytes, its manifest says {record.size}; {_remedy(record)}"
+            )
+        _require_agreement(where, checksum_file(file), record)
     with _LOCK:
         _VERIFIED[file] = stamp
 
@@ -522,7 +525,7 @@ def require_intact(at: Storage, record: ShardRecord) -> None:
     """
     where = f"{at.uri}/{record.path}"
     try:
-        stamp = (f"{record.size}-{record.crc32c}", 0)
+        stamp = (record.crc32c, record.size)
         if (file := at.local_path(record.path)) is not None:
             verify(file, record, where=where)
         elif _VERIFIED.get(Path(where)) != stamp:
@@ -551,6 +554,19 @@ def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> No
 
 def _agrees(found: FileStat, record: ShardRecord) -> bool:
     return (found.size, found.crc32c) == (record.size, record.crc32c)
+
+
+@contextmanager
+def _storage_errors(where: str, record: ShardRecord) -> Iterator[None]:
+    """Raise what the disk says as an error that names the file; a bare one would be taken for the model's."""
+    try:
+        yield
+    except FileNotFoundError as fault:
+        raise _missing(where, record) from fault
+    except OSError as fault:
+        raise StorageError(
+            f"{where}: cannot be read: {fault.strerror}; check the disk and the file's permissions, and run again"
+        ) from fault
 
 
 def _missing(where: str, record: ShardRecord) -> DamagedDataset:

@@ -13,17 +13,17 @@ Values come from files by their last suffix: `jpg`, `jpeg` and `png` are images,
 
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.foundation.contracts.dataset import Feature, ShardRecord
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.messages import shown
+from baton.tasks.foundation.contracts.dataset import Feature, ShardRecord
+from baton.tasks.foundation.contracts.home_files import require_readable
+from baton.tasks.foundation.dataset.features import MOST_EXAMPLE_BYTES, MOST_NPY_HEADER_BYTES, Array, npy_header
+from baton.tasks.foundation.errors import DamagedDataset, FileTooLarge
+from baton.tasks.foundation.text import shown
 
 # Returns the next bytes of a file or a range; fewer at its end.
 Take = Callable[[int], memoryview]
@@ -33,8 +33,8 @@ Skip = Callable[[int], int]
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "json": "json", "cls": "class", "txt": "text", "npy": "array"}
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-_MOST_HEADER_BYTES = 1 << 20  # of long names and pax records
-_MOST_BYTES = 1 << 30
+_MOST_HEADER_BYTES = 1 << 20  # of long names and pax records of one file
+_MOST_ZEROS = 64 << 20  # of the blocks that tapes were written in
 _REGULAR = (b"0", b"\0", b"7")
 _FOLDER = b"5"
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
@@ -56,7 +56,7 @@ class TarFault(ValueError):
     """These bytes are no examples; has the place, the problem and the remedy."""
 
 
-class _Place(NamedTuple):
+class _FileStart(NamedTuple):
     """Where a file begins, as text only for messages."""
 
     at: int
@@ -93,9 +93,15 @@ class TarExample(NamedTuple):
         for suffix in suffixes:
             if suffix in self.files:
                 return self.files[suffix]
-        raise TarFault(
-            f"{self}: has no {' or '.join(suffixes)}, only {shown(', '.join(self.files))}; add the file, where files "
-            "of one key follow each other, or remove the example"
+        remedy = "add the file, where files of one key follow each other, or remove the example"
+        if self.dotted(suffixes):
+            remedy += "; a suffix begins at the first dot of a file's name, so write no other dots into it"
+        raise TarFault(f"{self}: has no {' or '.join(suffixes)}, only {shown(', '.join(self.files))}; {remedy}")
+
+    def dotted(self, suffixes: Sequence[str]) -> bool:
+        """Whether it has such files by the last dot of their names, but not by the first one."""
+        return not {each.rpartition(".")[2] for each in suffixes}.isdisjoint(
+            each.rpartition(".")[2] for each in self.files if "." in each and each not in suffixes
         )
 
     def __str__(self) -> str:
@@ -121,17 +127,17 @@ def members(take: Take, begin: int = 0, *, skip: Skip | None = None) -> Iterator
             return
         size = _size(header, at)
         kind = header[156:157]
-        where = _Place(at)
+        where = _FileStart(at)
         at += _BLOCK
         if kind in _EXTENSIONS:
-            if size > _MOST_HEADER_BYTES:
-                raise TarFault(f"{where}: a header of {size} bytes is too long; shorten the file names")
+            if (held := at - _BLOCK - first + size) > _MOST_HEADER_BYTES:
+                raise TarFault(f"{where}: a header of {held} bytes is too long; shorten the file names")
             changed.update(_changes(kind, bytes(_content(take, None, size, where)), where))
             at += _padded(size)
             continue
         name = changed.get("path") or _name(header)
         size = _decimal(changed["size"], where) if "size" in changed else size
-        where = _Place(where.at, name)
+        where = _FileStart(where.at, name)
         _require_file(kind, changed, where)
         content = _content(take, skip, size, where)
         at += _padded(size)
@@ -155,6 +161,9 @@ def examples(files: Iterator[Member]) -> Iterator[TarExample]:
             yield _example(group)
             group = []
         group.append(member)
+        if member.end - group[0].begin > MOST_EXAMPLE_BYTES:
+            where = _FileStart(group[0].begin, member.key)
+            raise TarFault(f"{where} has files of more than {MOST_EXAMPLE_BYTES} bytes; split it into smaller examples")
     if group:
         yield _example(group)
 
@@ -249,8 +258,10 @@ def document(example: TarExample, suffixes: Sequence[str]) -> object:
         TarFault: it is no JSON.
     """
     try:
-        return json.loads(bytes(example.file(suffixes)))
-    except (ValueError, RecursionError) as fault:
+        data = bytes(example.file(suffixes))
+        require_readable("document.json", data)
+        return json.loads(data)
+    except (ValueError, RecursionError, FileTooLarge) as fault:
         if isinstance(fault, TarFault):
             raise
         raise TarFault(f"{example}: its {suffixes[0]} is not JSON ({shown(str(fault))}); correct the file") from fault
@@ -285,32 +296,19 @@ def kind_of(value: object) -> str:
     return name if isinstance(value, dict) or value is None else f"{name} ({shown(json.dumps(value), 40)})"
 
 
-def npy_header(example: TarExample, content: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+def npy_of(example: TarExample, content: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return dtype, shape, whether the array is in Fortran's order, and the offset of its bytes.
 
     Raises:
         TarFault: it is no .npy file, or one of pickled objects.
     """
-    stream = io.BytesIO(content)
-    form: Any = np.lib.format
     try:
-        # Version 3 is for fields with names that are no ASCII.
-        read = form.read_array_header_1_0 if form.read_magic(stream) == (1, 0) else form.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except Exception as fault:  # NumPy parses the header as Python: SyntaxError, TokenError, TypeError and more
-        raise TarFault(
-            f"{example}: its npy is damaged ({shown(str(fault))}); write it with np.save(file, array)"
-        ) from fault
-    if dtype.hasobject or dtype.kind not in "biufc":
-        raise TarFault(
-            f"{example}: its npy has the dtype {dtype}; save an array of numbers, such as float32: pickled objects are "
-            "not read"
-        )
-    if len(content) - stream.tell() != dtype.itemsize * math.prod(shape) or min(shape, default=0) < 0:
-        raise TarFault(
-            f"{example}: its npy has {len(content)} bytes, which do not fit {dtype}{list(shape)}; write it again"
-        )
-    return dtype, shape, fortran, stream.tell()
+        dtype, shape, fortran, offset = npy_header(io.BytesIO(content[:MOST_NPY_HEADER_BYTES]), len(content))
+    except ValueError as fault:
+        raise TarFault(f"{example}: its npy {fault}") from fault
+    if dtype.kind not in "biufc":
+        raise TarFault(f"{example}: its npy has the dtype {dtype}; save an array of numbers, such as float32")
+    return dtype, shape, fortran, offset
 
 
 def _example(group: Sequence[Member]) -> TarExample:
@@ -318,7 +316,10 @@ def _example(group: Sequence[Member]) -> TarExample:
     found = TarExample(group[0].key, files, group[0].begin, group[-1].end)
     for member in group:
         if member.suffix in files:
-            raise TarFault(f"{found}: has two files {shown(member.suffix)}; give each example a key of its own")
+            raise TarFault(
+                f"{found}: has two files {shown(member.suffix)}; give each example a key of its own: what comes before "
+                "the first dot of the names of its files"
+            )
         files[member.suffix] = member.content
     return found
 
@@ -374,7 +375,7 @@ def _of_npy(found: Sequence[TarExample], contents: Sequence[memoryview], feature
     for index, (each, content) in enumerate(zip(found, contents, strict=True)):
         # Files of one shape have one header; parsing it takes longer than copying a small array.
         if not known or content[:offset] != known or len(content) != len(contents[0]):
-            dtype, shape, fortran, offset = npy_header(each, content)
+            dtype, shape, fortran, offset = npy_of(each, content)
             if (dtype.newbyteorder("<").name, shape) != (feature.dtype, feature.shape):
                 raise TarFault(
                     f"{each}: {feature.record_key} is {dtype}{list(shape)}, not {feature.dtype}{list(feature.shape)} "
@@ -439,7 +440,7 @@ def _octal(field: bytes) -> int | None:
     return int(text, 8) if not text.strip(b"01234567") else None
 
 
-def _decimal(text: str, where: _Place) -> int:
+def _decimal(text: str, where: _FileStart) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 19:  # noqa: PLR2004 - digits of 64 bits
         raise TarFault(f"{where}: the size in a header is {shown(repr(text))}; write the file again")
     return int(text)
@@ -455,7 +456,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _changes(kind: bytes, content: bytes, where: _Place) -> dict[str, str]:
+def _changes(kind: bytes, content: bytes, where: _FileStart) -> dict[str, str]:
     """Return what a header says about the file after it."""
     if kind == b"L":
         return {"path": _text(content.partition(b"\0")[0])}
@@ -477,7 +478,7 @@ def _changes(kind: bytes, content: bytes, where: _Place) -> dict[str, str]:
     return found
 
 
-def _require_file(kind: bytes, changed: Mapping[str, str], where: _Place) -> None:
+def _require_file(kind: bytes, changed: Mapping[str, str], where: _FileStart) -> None:
     if any(key.startswith("GNU.sparse") for key in changed):
         kind = b"S"
     if kind not in (*_REGULAR, _FOLDER):
@@ -485,9 +486,9 @@ def _require_file(kind: bytes, changed: Mapping[str, str], where: _Place) -> Non
         raise TarFault(f"{where} is {what}, which has no content here; {remedy}")
 
 
-def _content(take: Take, skip: Skip | None, size: int, where: _Place) -> memoryview:
-    if size > _MOST_BYTES:
-        raise TarFault(f"{where} has {size} bytes, more than {_MOST_BYTES}; split it into smaller files")
+def _content(take: Take, skip: Skip | None, size: int, where: _FileStart) -> memoryview:
+    if size > MOST_EXAMPLE_BYTES:
+        raise TarFault(f"{where} has {size} bytes, more than {MOST_EXAMPLE_BYTES}; split it into smaller files")
     content = memoryview(b"") if skip is not None else take(_padded(size))
     found = skip(_padded(size)) if skip is not None else len(content)
     if found < size:
@@ -500,9 +501,12 @@ def _padded(size: int) -> int:
 
 
 def _require_zeros(take: Take, at: int) -> None:
-    """Refuse files after the end mark, which other tools skip silently."""
-    while rest := take(_MOST_HEADER_BYTES):
+    """Refuse files after the end mark, which other tools skip silently, and zeros without end."""
+    for _ in range(_MOST_ZEROS // _MOST_HEADER_BYTES):
+        if not (rest := take(_MOST_HEADER_BYTES)):
+            return
         if np.frombuffer(rest, np.uint8).any():
             raise TarFault(
                 f"at byte {at}: files follow the end mark, as when tars are concatenated by cat; use tar --concatenate"
             )
+    raise TarFault(f"at byte {at}: more than {_MOST_ZEROS} bytes of zeros follow the end mark; write the file again")

@@ -29,17 +29,17 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.framework import op_callbacks, op_def_registry
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.errors import BatonError, ModelError
-from tasks.foundation.messages import listed, message
-from tasks.foundation.model.build import preserved_global_state, preserved_random_states
-from tasks.foundation.model.keras_steps import in_while_loop, line_that_made
-from tasks.foundation.model.randomness import PYTHON_KERNELS, nodes_of
-from tasks.foundation.model.step import op_errors_as_model_error
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.features import unflatten
+from baton.tasks.foundation.errors import BatonError, ModelError
+from baton.tasks.foundation.model.build import preserved_global_state, preserved_random_states
+from baton.tasks.foundation.model.keras_steps import in_while_loop, line_that_made
+from baton.tasks.foundation.model.randomness import PYTHON_KERNELS, nodes_of
+from baton.tasks.foundation.model.step import op_errors_as_model_error
+from baton.tasks.foundation.text import listed, message
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import user_error
 
 _SEED_STATE = "seed_generator_state"
 _KERAS_GENERATOR = "global_seed_generator"
@@ -122,7 +122,6 @@ def call_stateless(
     AutoGraph converts the function, as in `tf.data.Dataset.map`.
 
     Args:
-        function: the user's.
         example: passed to it.
         seed: int32 tensor [2]; passed as `seed` if the function takes it.
         takes_seed: whether it does.
@@ -416,7 +415,6 @@ class UserTransform:
         """Trace the function and return the features of what it returns.
 
         Args:
-            features: of what it receives.
             batch: number of examples, if it transforms batches; None: it transforms single examples.
 
         Raises:
@@ -450,8 +448,6 @@ def load_transform(key: str, reference: str | None, code_folder: Path, *, seed: 
 
     Args:
         key: of the run file, such as data.transform.
-        reference: its value.
-        code_folder: the run file's folder.
         seed: `train.seed`.
 
     Raises:
@@ -481,7 +477,6 @@ def transform_errors(data: DataSpec, where: str) -> Iterator[None]:
     """Use around running the training loop: names the transforms if an operation failed while a batch was made.
 
     Args:
-        data: of the run file.
         where: the steps, for the message.
 
     Raises:

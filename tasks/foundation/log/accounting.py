@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
-from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.log.attempts import Attempts, is_alive
-from tasks.foundation.log.history import History
-from tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
+from baton.tasks.foundation.contracts.checkpoint import base_in_folder_name
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.log.attempts import Attempts, is_alive
+from baton.tasks.foundation.log.history import History
+from baton.tasks.foundation.log.log import RunLog
 
 GOOD = "train"
 # Training that is not part of the run: never committed, or committed and later rewound or quarantined.
@@ -84,8 +84,6 @@ def account_of(attempts: Attempts, log: RunLog, newest: Entry, *, now: datetime)
 
     Args:
         attempts: the records below `attempts/`.
-        log: the run's.
-        newest: its newest entry.
         now: current time in UTC; an attempt without a recent heartbeat is dead.
 
     Returns:

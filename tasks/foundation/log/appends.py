@@ -6,8 +6,8 @@ only the chief appends, and broadcasts the numbers of its entries.
 
 from collections.abc import Sequence
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Commit,
     Entry,
@@ -18,11 +18,11 @@ from tasks.foundation.contracts.log_entry import (
     Retained,
     Rewind,
 )
-from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, evaluations
-from tasks.foundation.errors import BlowUp, StaleWriter
-from tasks.foundation.log.history import evaluation_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.hosts import Hosts
+from baton.tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, evaluations
+from baton.tasks.foundation.errors import BlowUp, StaleWriter
+from baton.tasks.foundation.log.history import evaluation_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.collectives import Hosts
 
 
 def commit(log: RunLog, body: Commit) -> Entry:
@@ -31,7 +31,6 @@ def commit(log: RunLog, body: Commit) -> Entry:
     Idempotent: a commit that is in the log already is returned as it is there.
 
     Args:
-        log: the run's.
         body: the entry to append; it names the checkpoint. What this process has read whole is added; metadata that
             the log has already is left out.
 
@@ -67,7 +66,6 @@ def log_values(log: RunLog, checkpoint: CheckpointRef, logged: Sequence[LoggedVa
     """Log what callbacks added to the logs of an evaluation, where no commit follows: its entry is repeated with it.
 
     Args:
-        log: the run's.
         checkpoint: which was evaluated.
         logged: the values; none at all appends nothing, nor do those that it has.
         attempt: the writer, a uuid4.
@@ -88,8 +86,6 @@ def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> Sta
     """The error of a writer whose base is no longer current.
 
     Args:
-        log: the run's.
-        head: the newest head.
         step: what the writer wanted to commit.
         base: number of the log entry that its work started from.
     """
@@ -104,7 +100,6 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str, ad
     """Take a damaged tip out of use; append nothing if it is no longer the tip.
 
     Args:
-        log: the run's.
         tip: the damaged checkpoint.
         reason: what is wrong with it.
         attempt: the writer, a uuid4.
@@ -142,10 +137,7 @@ def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str
     restarts of PaLM (Chowdhery et al., 2022, section 5.1).
 
     Args:
-        log: the run's.
-        fault: the blow-up and its step.
         base: number of the log entry that the work started from.
-        spec: the run file.
         attempt: the writer, a uuid4.
 
     Returns:
@@ -184,8 +176,6 @@ def finish(log: RunLog, tip: CheckpointRef, *, base: int, reason: str, attempt: 
     """End a run at its tip, before its target; append nothing if the log already has this end.
 
     Args:
-        log: the run's.
-        tip: the tip.
         base: number of the log entry that the work started from.
         reason: what ended it, and when.
         attempt: the writer, a uuid4.
@@ -267,9 +257,7 @@ def broadcast_head(log: RunLog, head: Head | None, hosts: Hosts) -> Head | None:
     """Return the chief's head on every host. A collective: all hosts must call it in the same order.
 
     Args:
-        log: the log of the run.
         head: the head to broadcast; ignored on hosts other than the chief.
-        hosts: the hosts of the run.
     """
     number = hosts.broadcast_from_chief(-1 if head is None else head.number)
     if hosts.is_chief:

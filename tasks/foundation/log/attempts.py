@@ -10,6 +10,7 @@ crash leaves both. A record outside of it counts more: a process that wakes up a
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -17,16 +18,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from tasks.foundation import errors
-from tasks.foundation.contracts.attempt import HUNG, LAUNCH, AttemptRecord, attempt_path, mark_of, utc_time
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.home_files import most_bytes
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, NoProgress, RunLogError, StorageError
-from tasks.foundation.machine.processes import is_gone
-from tasks.foundation.messages import HINT, time_words
-from tasks.foundation.storage.interface import Storage, discard
-from tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation import errors
+from baton.tasks.foundation.contracts.attempt import HUNG, LAUNCH, AttemptRecord, attempt_path, mark_of, utc_time
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.home_files import most_bytes
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.errors import (
+    AnotherVersion,
+    FileAlreadyThere,
+    FileMissing,
+    NoProgress,
+    RunLogError,
+    StaleWriter,
+    StorageError,
+)
+from baton.tasks.foundation.machine.processes import is_gone
+from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.text import HINT, time_words
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER: Final = "attempts/closed/"
@@ -85,8 +95,6 @@ def pack_beside(home: Storage, records: Sequence[AttemptRecord], loose: Sequence
     """Pack old records in another thread, if there are enough of them. Best effort; a later process tries again.
 
     Args:
-        home: the run's.
-        records: of the run.
         loose: paths of the records that are files of their own.
         now: current time in UTC.
     """
@@ -117,10 +125,9 @@ def pack(home: Storage, paths: Sequence[str]) -> None:
                 home.create(_path(data), data)
             if home.read(_path(data)) != data:
                 return
+        parallel_map(lambda path: discard(home, path), paths, workers=home.transfers)
     except (StorageError, UnicodeDecodeError) as fault:  # another process may be packing them
         _LOGGER.debug("%s: records of attempts are not packed: %s", home.uri, fault)
-        return
-    parallel_map(lambda path: discard(home, path), paths, workers=home.transfers)
 
 
 def _texts_of_one_pack(records: Sequence[bytes]) -> list[str]:
@@ -220,7 +227,6 @@ def is_alive(record: AttemptRecord, *, now: datetime, gone: IsGone = is_gone) ->
     """Return whether an attempt is still running, as far as its record shows.
 
     Args:
-        record: the record of the attempt.
         now: current time in UTC.
         gone: whether the named process is known to have ended, see `process.is_gone`.
     """
@@ -262,12 +268,75 @@ _REFUSALS = frozenset(
 _ASKED_TO_STOP = frozenset(
     {"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal", "StoreUnreachable"}
 )
-_BEFORE_TRAINING = frozenset({"start-up", "prepare-data", "build", "restore", "compile"})
+_RESUMABLE = frozenset(
+    {"time_budget", *(name for name, kind in vars(errors).items() if getattr(kind, "exit_code", 0) == RESUMABLE)}
+)
+BEFORE_TRAINING = frozenset({"start-up", "prepare-data", "build", "restore", "compile"})
 # Causes that only a process with the accelerator has.
 _ON_DEVICES = frozenset({"restore", "compile", "train"})
+_REACHED = frozenset({"complete", "nothing_to_do", "finished_early", "left"})
+_STOP_WORDS: Final = {
+    **dict.fromkeys(("sigint", "KeyboardInterrupt"), "stopped by Ctrl-C (SIGINT)"),
+    **dict.fromkeys(("sigterm", "Terminated", "TerminationSignal"), "stopped by SIGTERM"),
+    "max_segments": "stopped by --max-segments",
+    "until_step": "stopped at --until-step",
+    "time_budget": "stopped, the time budget was used up",
+}
 _ERROR_CHARACTERS = 160
 _LISTED = 10
 _SOONER = "commit sooner: use shorter segments (train.segment_steps, train.segment_seconds) or checkpoint.every_seconds"
+
+
+State = Literal["at work", "complete", "ended early", "failed", "incomplete", "unknown"]
+
+
+def state_of(*, at_work: bool, ended_early: bool, step: int, target: int | None, last: AttemptRecord | None) -> State:
+    """The state of a run.
+
+    Args:
+        at_work: whether a process trains it.
+        ended_early: whether its callbacks ended it.
+        step: of its tip.
+        target: the step to train to; None if it is not known.
+        last: its last attempt, see `last_attempt`.
+    """
+    if at_work:
+        return "at work"
+    if ended_early:
+        return "ended early"
+    if target is not None and step >= target:
+        return "complete"
+    if last is not None and failed(last):
+        return "failed"
+    return "unknown" if target is None else "incomplete"
+
+
+def last_attempt(records: Iterable[AttemptRecord]) -> AttemptRecord | None:
+    """The attempt that was alive last. No stage, whose parent says the same, and no loser of a race for the run."""
+    own = [record for record in records if record.within is None and record.ended != StaleWriter.__name__]
+    return max(own, key=lambda record: utc_time(record.alive), default=None)
+
+
+def failed(record: AttemptRecord) -> bool:
+    """Whether an error ended the attempt. A stop, a refusal of input and what can be resumed as it is are none."""
+    return record.ended is not None and record.ended not in DELIBERATE_ENDS | _REFUSALS | _ASKED_TO_STOP | _RESUMABLE
+
+
+def end_words(record: AttemptRecord) -> str:
+    """Why an attempt that is not alive ended, on one line: `killed or crashed in train`, `NonFinite: the loss …`."""
+    if record.ended is None:
+        return f"killed or crashed in {record.doing}"
+    lines = [line.strip() for line in (record.message or "").splitlines() if not line.startswith(HINT)]
+    if lines and re.fullmatch(r".+, line \d+(, in \S+)?:", lines[0]):  # an error of the user's code: its line first
+        lines = [lines[-1], f"({lines[0].removesuffix(':')})"]
+    reason = _STOP_WORDS.get(record.ended, record.ended.replace("_", " "))
+    return f"{reason}: {' '.join(lines)}" if lines else reason
+
+
+def cause_of(state: State, last: AttemptRecord | None) -> str:
+    """Why a run is not further, for people; empty if it is at work or over."""
+    over = last is None or state in {"at work", "complete", "ended early"} or last.ended in _REACHED
+    return "" if over or last is None else end_words(last)
 
 
 def require_progress(
@@ -283,8 +352,6 @@ def require_progress(
     Attempts that are still alive or that ended on request are skipped: they do not count and do not end the row.
 
     Args:
-        home: the run's home.
-        head: newest state of its log.
         limit: refuse after this number of attempts in a row without progress; at least 1.
         now: current time in UTC.
         attempts: the records of the run, if the caller has just read them.
@@ -303,7 +370,6 @@ def attempts_in_a_row(records: Sequence[AttemptRecord], head: Head, *, now: date
 
     Args:
         records: all attempts by start time.
-        head: newest state of the log.
         now: current time in UTC.
     """
     failed = {
@@ -395,7 +461,7 @@ def _silent_deaths(phases: set[str]) -> str:
     if len(phases) > 1:
         return f"in different phases: the machine was taken away or restarted. Check the machine's log; {_SOONER}"
     phase = next(iter(phases))
-    if phase in _BEFORE_TRAINING:
+    if phase in BEFORE_TRAINING:
         return (
             f"in {phase}: out of memory, or the machine was taken away before the first commit. Check the machine's "
             "log (exit code 137 of a container usually means out of memory); use a smaller batch or model, or a "
@@ -435,7 +501,6 @@ def losses_of(records: Iterable[AttemptRecord], *, now: datetime) -> Losses:
     """Count the losses among the attempts that trained.
 
     Args:
-        records: of the run.
         now: current time in UTC.
     """
     trained = [record for record in records if record.seconds.get("train", 0.0) > 0]

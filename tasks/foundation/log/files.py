@@ -24,16 +24,16 @@ from typing import Any, Final, Literal
 from pydantic import Field
 from pydantic_core import from_json
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.home_files import require_readable
-from tasks.foundation.contracts.identity import digest_of
-from tasks.foundation.contracts.log_entry import Entry, Head, SetIn, StoredEntry, StoredHead
-from tasks.foundation.errors import FileMissing, FileTooLarge, RunLogError, StorageError
-from tasks.foundation.log.fold import unexpected_keys
-from tasks.foundation.messages import message
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.checkpoint import base_in_folder_name
+from baton.tasks.foundation.contracts.home_files import require_readable
+from baton.tasks.foundation.contracts.identity import digest_of
+from baton.tasks.foundation.contracts.log_entry import Entry, Head, SetIn, StoredEntry, StoredHead
+from baton.tasks.foundation.errors import FileMissing, FileTooLarge, RunLogError, StorageError
+from baton.tasks.foundation.log.fold import unexpected_keys
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.text import message
 
 _DIGEST_AT_END = re.compile(rb',"sha256":"([0-9a-f]{64})"}\Z')
 
@@ -88,7 +88,6 @@ def stored_entry(data: bytes, *, where: str, number: int) -> StoredEntry:
     """Return what the bytes of an entry say, which is all but the identity and the environment of other entries.
 
     Args:
-        data: the bytes.
         where: the file, for messages.
         number: the number of the entry, from the name of its file.
 
@@ -110,7 +109,6 @@ def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Dec
     """Return the entry that bytes hold; see `stored_entry`.
 
     Args:
-        data: the bytes.
         where: the file, for messages.
         number: the number of the entry, from the name of its file.
         resolve: returns an earlier entry, which set the identity or the environment.
@@ -193,12 +191,8 @@ class Hint:
         """Write the number of the newest entry, unless this hint has written it or a later one."""
         if number <= self._written:
             return
-        try:
+        with best_effort(self._home, f"{_PATH} could not be written", then="the newest entry is found more slowly"):
             self._home.with_deadline(_SECONDS).write(_PATH, str(number).encode())
-        except StorageError as error:
-            # The entries are committed; without a hint, finding them only takes longer.
-            _LOGGER.warning("could not write %s: %s", _PATH, error)
-        else:
             self._written = number
 
 
@@ -252,10 +246,8 @@ def entries_of_block(
     """Return the entries of a block, from the block or one by one.
 
     Args:
-        home: the run's.
         first: number of the first entry, a multiple of `BLOCK_ENTRIES`.
         decode: returns the entry that bytes hold, by its number.
-        read: reads the entries one by one.
         write: whether to write the block if it is missing.
 
     Raises:
@@ -297,7 +289,6 @@ def write_block(home: Storage, first: int, entries: Sequence[bytes]) -> None:
     """Write the block of these entries, in place of one that cannot be used. Best effort: a home may be read-only.
 
     Args:
-        home: the run's.
         first: number of the first entry, a multiple of `BLOCK_ENTRIES`.
         entries: the bytes of `BLOCK_ENTRIES` entries, as they are in the log.
     """
@@ -325,7 +316,6 @@ def false_blocks(home: Storage, entries: int) -> Iterator[str]:
     A block whose entries are not all there is passed over: what lacks them is the log.
 
     Args:
-        home: the run's.
         entries: how many entries the log has.
 
     Raises:
@@ -453,8 +443,6 @@ def unreadable_entry(home: Storage, number: int, error: RunLogError) -> RunLogEr
     """The error for an entry that cannot be read or believed, with the remedy.
 
     Args:
-        home: the run's home.
-        number: of the entry.
         error: why it cannot be read.
     """
     hints = ["restore the file from a backup"]

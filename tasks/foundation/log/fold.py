@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from tasks.foundation.contracts.identity import CALLBACKS, VALIDATION, digest_of
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.identity import CALLBACKS, VALIDATION, digest_of
+from baton.tasks.foundation.contracts.log_entry import (
     BORDER_REASONS,
     Best,
     Body,
@@ -34,10 +34,10 @@ from tasks.foundation.contracts.log_entry import (
     Totals,
     WeightsOrigin,
 )
-from tasks.foundation.contracts.run_spec import recorded_epoch
-from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.history import commit_of, history_of, values_at
-from tasks.foundation.log.workers import added_stats, summed_stats, with_newest_intervals
+from baton.tasks.foundation.contracts.run_spec import recorded_epoch
+from baton.tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.log.history import commit_of, history_of, values_at
+from baton.tasks.foundation.log.host_history import added_stats, summed_stats, with_newest_intervals
 
 
 def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return per kind
@@ -243,8 +243,6 @@ def totals_after(before: Entry | None, body: Body, *, time: str) -> Totals | Non
 
     Args:
         before: the entry before it; None for the first.
-        body: of the new entry.
-        time: of the new entry.
 
     Returns:
         None if they do not follow from the entry before alone; `totals_of` has them.

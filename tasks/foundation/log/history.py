@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol, TypeVar
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Commit,
     Entry,
@@ -23,8 +23,8 @@ from tasks.foundation.contracts.log_entry import (
     Retained,
     Retire,
 )
-from tasks.foundation.contracts.run_spec import PlainValue
-from tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.contracts.run_spec import PlainValue
+from baton.tasks.foundation.errors import RunLogError
 
 E = TypeVar("E", Evaluation, EvaluationOnTest)
 
@@ -165,12 +165,7 @@ def posix_seconds(entry: Entry) -> float:
 
 
 def newest_commits(log: EntryReader, head: Head) -> Iterator[tuple[Entry, Evaluation | None]]:
-    """Yield the commits that lead to the tip, newest first, each with its evaluation; reads back only as far as asked.
-
-    Args:
-        log: the run's.
-        head: its newest state.
-    """
+    """Yield the commits that lead to the tip, newest first, each with its evaluation; reads only as far as asked."""
     evaluations: dict[str, Evaluation] = {}
     path = None if head.tip is None else head.tip.path
     number = head.number

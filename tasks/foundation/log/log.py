@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, StoredEntry, Totals
-from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.log.files import (
+from baton.tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, StoredEntry, Totals
+from baton.tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, FileTooLarge, RunLogError
+from baton.tasks.foundation.log.files import (
     BLOCK_ENTRIES,
     Decoded,
     Hint,
@@ -27,9 +27,9 @@ from tasks.foundation.log.files import (
     stored_entry,
     unreadable_entry,
 )
-from tasks.foundation.log.fold import fold, totals_after, totals_of
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
+from baton.tasks.foundation.log.fold import fold, totals_after, totals_of
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 32 << 20  # of their files
@@ -157,7 +157,6 @@ class RunLog:
         Reading back what is being written does not count: the bytes that come back may be those of a cache.
 
         Args:
-            head: the newest.
             also: what another process has read.
         """
         read = self._read_whole.union(also)
@@ -331,11 +330,12 @@ class RunLog:
         totals = totals_after(before, entry.body, time=entry.time)
         if totals is not None or self._totals_unreadable:
             return totals
-        try:
+        with best_effort(
+            self.home, "the totals of the run could not be added up", then="baton status and others read the whole log"
+        ):
             return totals_of([*self.read_all(self.entry, entry.number), entry])
-        except BatonError:
-            self._totals_unreadable = True  # do not read the whole log at each commit; its readers meet the error
-            return None
+        self._totals_unreadable = True  # do not read the whole log at each commit; its readers meet the error
+        return None
 
     def _decoded(self, data: bytes, number: int) -> Decoded:
         where = f"{self.home.uri}/{entry_path(number)}"

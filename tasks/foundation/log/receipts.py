@@ -4,10 +4,10 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.messages import counted, time_words
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
+from baton.tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import counted, time_words
 
 _AUDITS = "audits"
 _PROOFS = "proofs"

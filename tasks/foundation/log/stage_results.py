@@ -7,11 +7,11 @@ server. An error is a file beside the answers.
 from collections.abc import Iterator
 from typing import TypeVar
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
+from baton.tasks.foundation.storage.interface import Storage, discard
 
 A = TypeVar("A", bound=Contract)
 
@@ -78,7 +78,6 @@ def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None
     A segment that was staged on an earlier tip, or before an accepted change, cannot be committed. It is deleted.
 
     Args:
-        home: the run's home.
         request: the segment that is about to be trained.
     """
     for path, found in _segments(home):

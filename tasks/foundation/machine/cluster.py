@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec, canonical_address
+from baton.tasks.foundation.errors import AcceleratorError
 
 _EXAMPLE = (
     '{"cluster": {"worker": ["host-0:2222", "host-1:2222"]}, "task": {"type": "worker", "index": 0}}, where index '
@@ -39,7 +39,6 @@ _LISTS: Final = {
 # How many processes srun starts. Without a step, how many it will start unless its options say otherwise.
 _TASKS: Final = {"SLURM_STEP_NODELIST": "SLURM_STEP_NUM_TASKS", "SLURM_JOB_NODELIST": "SLURM_NTASKS"}
 _NAME: Final = re.compile(r"(?:[^\s,\[\]]|\[[^\s\[\]]*\])+")
-_HOST: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::[0-9]{1,5})?")
 _RANGE: Final = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -64,9 +63,6 @@ class Cluster:
 
 def cluster_of(environment: Mapping[str, str]) -> Cluster:
     """Read which hosts train the run, and which of them this is.
-
-    Args:
-        environment: the process's environment variables.
 
     Raises:
         AcceleratorError: no variable says it, or what it says is not a cluster of workers that includes this process.
@@ -94,7 +90,6 @@ def several_hosts(spec: AcceleratorSpec, environment: Mapping[str, str]) -> Clus
 
     Args:
         spec: `accelerator` of the run file.
-        environment: the process's environment variables.
 
     Raises:
         AcceleratorError: see `cluster_of`.
@@ -132,14 +127,18 @@ def _of_jobs(environment: Mapping[str, str], name: str) -> Cluster:
             "give each host a different index, from 0"
         )
     host = index if kind == of_chief else len(chiefs) + index
-    return _checked(Cluster(addresses=(*chiefs, *workers), host=host, source=name))
+    try:
+        addresses = tuple(map(canonical_address, (*chiefs, *workers)))
+    except ValueError as fault:
+        raise AcceleratorError(f"{name}: {fault}; set TF_CONFIG to {_EXAMPLE}") from None
+    return _checked(Cluster(addresses=addresses, host=host, source=name))
 
 
 def _of_list(environment: Mapping[str, str], name: str) -> Cluster:
     """The cluster in a list of hosts."""
     text = environment[name]
     try:
-        hosts = host_names(text)
+        hosts = [canonical_address(each, _PORT) for each in host_names(text)]
     except ValueError as fault:
         raise AcceleratorError(
             f"{name} = {text[:200]}: {fault}; set it to names such as host-0,host-1 or host-[0-3], each with :port if "
@@ -166,8 +165,7 @@ def _of_list(environment: Mapping[str, str], name: str) -> Cluster:
             f"{found} = {environment[found]}, and {name} names {len(hosts)} hosts; give each host a different index, "
             f"from 0 to {len(hosts) - 1}"
         )
-    addresses = tuple(each if ":" in each else f"{each}:{_PORT}" for each in hosts)
-    return _checked(Cluster(addresses=addresses, host=host, source=name))
+    return _checked(Cluster(addresses=tuple(hosts), host=host, source=name))
 
 
 def _checked(cluster: Cluster) -> Cluster:
@@ -184,7 +182,7 @@ def host_names(text: str) -> list[str]:
 
     Args:
         text: names between commas or white space, each with any number of lists of numbers in brackets. A range counts
-            with as many digits as its first number has.
+            with as many digits as its first number has. Brackets around an IPv6 address stay.
 
     Raises:
         ValueError: it is not such a text, or names more than 10,000 hosts.
@@ -200,14 +198,13 @@ def host_names(text: str) -> list[str]:
         names += map("".join, itertools.product(*choices))
     if not names:
         raise ValueError("no host")
-    strange = next((name for name in names if not _HOST.fullmatch(name)), None)
-    if strange is not None:
-        raise ValueError(f"{strange!r} is not the name of a host")
     return names
 
 
 def _numbers(text: str) -> Sequence[str]:
     """The numbers of `08-10,12`, as they are written."""
+    if ":" in text:
+        return [f"[{text}]"]
     found: list[str] = []
     for each in text.split(","):
         match = _RANGE.fullmatch(each)

@@ -18,20 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import Environment, KerasConfig
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.machine.cluster import Cluster, cluster_of
-from tasks.foundation.machine.environment import (
+from baton.tasks.foundation.contracts.log_entry import Environment, KerasConfig
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from baton.tasks.foundation.keras_config import keep_keras_config
+from baton.tasks.foundation.machine.cluster import Cluster, cluster_of
+from baton.tasks.foundation.machine.collectives import differences_between_hosts, refuse_difference
+from baton.tasks.foundation.machine.environment import (
     deciding_variables,
     installed_versions,
     processor,
     thread_counts,
     use_xla_cache,
 )
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.machine.hosts import differences_between_hosts, refuse_difference
-from tasks.foundation.machine.tpu import (
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.machine.tpu import (
     IO_DEVICE,
     device_files,
     is_declined,
@@ -41,7 +42,6 @@ from tasks.foundation.machine.tpu import (
     tensorflow_distributions,
     tpu_strategy,
 )
-from tasks.foundation.user_code import keep_keras_config
 
 _DEVICES = Path("/dev")
 _DEVICE_FILES = "nvidia[0-9]*"
@@ -53,6 +53,8 @@ DEVICE_LOST_ERRORS = (
     tf.errors.DeadlineExceededError,
     tf.errors.UnavailableError,
 )
+# What gRPC makes of a call or an answer that arrived garbled, by its words: other internal errors are of operations.
+_GARBLED = ("Unable to parse request", "could not parse rpc response")
 _LONGEST_TEXT = 300
 
 
@@ -388,8 +390,9 @@ def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
     """
     try:
         yield
-    except DEVICE_LOST_ERRORS as fault:
-        if accelerator.kind == "cpu":
+    except (*DEVICE_LOST_ERRORS, tf.errors.InternalError) as fault:
+        garbled = accelerator.has_servers and any(words in str(fault.message) for words in _GARBLED)
+        if accelerator.kind == "cpu" or (isinstance(fault, tf.errors.InternalError) and not garbled):
             raise
         for acquired in _acquired:
             acquired.lost = acquired.lost or acquired.accelerator is accelerator

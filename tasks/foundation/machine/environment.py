@@ -12,15 +12,15 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks.foundation.contracts.base import baton_version
-from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.messages import masked
+from baton.tasks.foundation.contracts.base import baton_version
+from baton.tasks.foundation.contracts.log_entry import Environment
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.masking import masked
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "keras", "numpy")
 _BACKEND = "KERAS_BACKEND"
@@ -72,6 +72,26 @@ def quiet_tensorflow() -> None:
 
 
 @contextmanager
+def kept_environment(imports: Callable[[], object]) -> Iterator[None]:
+    """Import TensorFlow and Keras quietly, and put back all environment variables after the block.
+
+    Args:
+        imports: imports them. What they set themselves stays, as they would have set it for anybody.
+    """
+    wanted = dict(os.environ)
+    try:
+        quiet_tensorflow()
+        quiet = dict(os.environ)
+        imports()
+        wanted |= {name: value for name, value in os.environ.items() if quiet.get(name) != value}
+        yield
+    finally:
+        for name in os.environ.keys() - wanted.keys():
+            del os.environ[name]
+        os.environ.update(wanted)
+
+
+@contextmanager
 def silent_stderr() -> Iterator[None]:
     """Discard what libraries write to standard error, whatever their log level: XLA, converters."""
     stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -113,11 +133,7 @@ def processor(file: Path = _PROCESSOR) -> tuple[str | None, str | None]:
 
 
 def deciding_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables by which TensorFlow and its libraries choose kernels; without flags that only report.
-
-    Args:
-        environ: the variables of this process.
-    """
+    """The environment variables by which TensorFlow and its libraries choose kernels; no flags that only report."""
     found = {}
     for name in sorted(filter(_DECIDING.fullmatch, environ)):
         value = environ[name].strip()

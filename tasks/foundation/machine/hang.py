@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Final, Literal, Self
 
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, no_save
-from tasks.foundation.messages import shown_lines
-from tasks.foundation.storage.transfers import DOWNLOADED
-from tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Sink, Training, Waiting
-from tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, no_save
+from baton.tasks.foundation.storage.transfers import DOWNLOADED
+from baton.tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Sink, Training, Waiting
+from baton.tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.foundation.text import shown_lines
 
 _AUTO_SECONDS: Final = 600.0
 _AUTO_LOOPS: Final = 20.0

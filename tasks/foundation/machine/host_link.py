@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from tasks.foundation.errors import AcceleratorLost
+from baton.tasks.foundation.errors import AcceleratorLost
 
 MOST_FRAME_BYTES: Final = 64 << 20
 _MOST_TOPIC_BYTES: Final = 200
@@ -196,14 +196,12 @@ class HostLink:
     def _read(self, host: int, connection: socket.socket) -> None:
         why = "closed its connection"
         try:
-            while (head := _bytes_from(connection, _HEADER.size)) is not None:
-                size, name_size = _HEADER.unpack(head)
+            while True:
+                size, name_size = _HEADER.unpack(bytes_from(connection, _HEADER.size))
                 if size > MOST_FRAME_BYTES or name_size > _MOST_TOPIC_BYTES:
                     why = f"sent a frame of {size} bytes with a topic of {name_size}, which Baton never sends"
                     break
-                name, data = _bytes_from(connection, name_size), _bytes_from(connection, size)
-                if name is None or data is None:
-                    break
+                name, data = bytes_from(connection, name_size), bytes_from(connection, size)
                 self._heard[host] = time.monotonic()
                 if name == _BEAT.encode():
                     continue
@@ -212,6 +210,8 @@ class HostLink:
                     why = f"sent {_MOST_KEPT} frames of one topic that nobody read"
                     break
                 frames.put(data)
+        except EOFError:
+            pass
         except (OSError, UnicodeDecodeError) as fault:
             why = f"closed its connection ({fault})"
         self._lose(f"host {host} {why}")
@@ -229,12 +229,25 @@ def _prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _bytes_from(connection: socket.socket, size: int) -> bytes | None:
-    """Exactly `size` bytes; None if the connection ends before."""
+def bytes_from(connection: socket.socket, size: int, *, until: float | None = None) -> bytes:
+    """Read exactly `size` bytes.
+
+    Args:
+        connection: to read from.
+        until: when to give up, in seconds of `time.monotonic`; None: never.
+
+    Raises:
+        EOFError: the other end has closed the connection.
+        OSError: the connection is lost, or `until` came first.
+    """
     data = bytearray()
     while len(data) < size:
+        if until is not None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("no answer")
+            connection.settimeout(left)
         part = connection.recv(min(size - len(data), 1 << 20))
         if not part:
-            return None
+            raise EOFError("it closed the connection")
         data += part
     return bytes(data)

@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tasks.foundation.contracts.log_entry import StopReason
+from baton.tasks.foundation.contracts.log_entry import StopReason
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, get_args
 
-from tasks.foundation.contracts.log_entry import StopReason
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.hosts import Hosts
-from tasks.foundation.storage.transfers import Deadline
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.contracts.log_entry import StopReason
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.collectives import Hosts
+from baton.tasks.foundation.storage.transfers import Deadline
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -26,11 +26,18 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.metadata_server import watching_metadata
-from tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, Stop, Stops, sighup_as_sigterm, terminal_closed
-from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Silent, Sink
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.metadata_server import watching_metadata
+from baton.tasks.foundation.machine.stops import (
+    PROCESS_STOP,
+    RESUMABLE,
+    Stop,
+    Stops,
+    sighup_as_sigterm,
+    terminal_closed,
+)
+from baton.tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.events import Silent, Sink
 
 T = TypeVar("T")
 
@@ -182,7 +189,6 @@ def leave_at_once(text: str = _MESSAGE, exit_code: int = _EXIT_CODE) -> NoReturn
 
     Args:
         text: what is printed, one line.
-        exit_code: of the process.
     """
     # Writing may block forever, on a stopped terminal or a full pipe. So a separate thread writes, with a deadline.
     actions: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = ((_write_message, (text,)), (_run_actions, ()))

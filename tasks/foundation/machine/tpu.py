@@ -28,9 +28,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.machine.metadata_server import instance_attribute, metadata_address
+from baton.tasks.foundation.contracts.placement import (
+    GRPC,
+    SERVER_PORT,
+    AcceleratorSpec,
+    canonical_address,
+    split_address,
+)
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from baton.tasks.foundation.machine.metadata_server import instance_attribute, metadata_address
 
 _GB = 10**9
 _CHIPS_OF_A_HOST = 4
@@ -52,9 +58,7 @@ REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout
 IO_DEVICE: Final = "/job:localhost"
 # TensorFlow sends operations to servers ahead, and a function that runs there may then overtake an assignment.
 _STREAMING: Final = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
-_GRPC = "grpc://"
-SERVER_PORT: Final = 8470  # as Google's server
-_SERVERS = f"{_GRPC}host-0:{SERVER_PORT},{_GRPC}host-1:{SERVER_PORT}"  # an example
+_SERVERS = f"{GRPC}host-0:{SERVER_PORT},{GRPC}host-1:{SERVER_PORT}"  # an example
 _TRY_SECONDS, _BETWEEN_SECONDS = 5.0, 1.0
 
 
@@ -194,7 +198,7 @@ def require_local_tpu() -> None:
     if missing:
         raise AcceleratorError(
             f"TensorFlow was imported before the variables for this machine's TPU were set ({', '.join(missing)}); "
-            "start the run with baton run, or call tasks.foundation.machine.tpu.announce_tpu() before "
+            "start the run with baton run, or call baton.tasks.foundation.machine.tpu.announce_tpu() before "
             "importing TensorFlow"
         )
 
@@ -323,13 +327,16 @@ def _of_servers(spec: AcceleratorSpec) -> Any:
     require_packages()
     name = _name_of(spec)
     # Without a metadata server, TensorFlow would look for one without a time limit.
-    if not name.startswith(_GRPC) and metadata_address() is None:
+    if not name.startswith(GRPC) and metadata_address() is None:
         raise AcceleratorError(
             f"accelerator.tpu = {spec.tpu}: this machine is not on Google Cloud, which knows TPUs by name; give the "
             f"addresses of their servers, {_SERVERS}, or accelerator.tpu: local"
         )
     with _as_accelerator_error(spec, "tf.distribute.cluster_resolver.TPUClusterResolver"):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if "[" in name:  # TensorFlow cuts an address at its first colon
+            spec_of_servers = tf.train.ClusterSpec({resolver.task_type: name.replace(GRPC, "").split(",")})
+            resolver.cluster_spec = lambda: spec_of_servers
         workers = list(resolver.cluster_spec().job_tasks(resolver.task_type))
     _wait_for(workers, spec, lambda _: None)
     return resolver
@@ -347,8 +354,8 @@ def wait_for_servers(spec: AcceleratorSpec, note: Callable[[str], None]) -> None
         AcceleratorLost: a server did not respond within `accelerator.connect_seconds`.
     """
     name = _name_of(spec)
-    if name.startswith(_GRPC):
-        _wait_for([each.removeprefix(_GRPC) for each in name.split(",")], spec, note)
+    if name.startswith(GRPC):
+        _wait_for([each.removeprefix(GRPC) for each in name.split(",")], spec, note)
 
 
 def _wait_for(workers: Iterable[str], spec: AcceleratorSpec, note: Callable[[str], None]) -> None:
@@ -368,17 +375,30 @@ def _wait_for(workers: Iterable[str], spec: AcceleratorSpec, note: Callable[[str
 
 
 def _name_of(spec: AcceleratorSpec) -> str:
-    """`accelerator.tpu`, with the addresses of the servers in place of `slice`."""
+    """`accelerator.tpu`, with the addresses of the servers in place of `slice`, each with its port."""
+    if spec.tpu.startswith(GRPC):
+        return _servers_at(each.removeprefix(GRPC) for each in spec.tpu.split(","))
     if spec.tpu != SLICE:
         return spec.tpu
-    named, metadata = _names_in(os.environ.get(_HOSTNAMES, "")), "worker-network-endpoints"  # as JAX; host is last
-    hosts = named or [each.rpartition(":")[2] for each in _names_in(instance_attribute(metadata) or "")]
+    named, metadata = _names_in(os.environ.get(_HOSTNAMES, "")), "worker-network-endpoints"
+    # As JAX: the third part is the host.
+    hosts = named or [each.split(":", 2)[-1] for each in _names_in(instance_attribute(metadata) or "")]
     if not hosts:
         raise AcceleratorError(
             f"accelerator.tpu = {SLICE}, but neither {_HOSTNAMES} nor this machine's metadata names the hosts of a "
             f"slice; run on its worker 0, or name the servers, {_SERVERS}"
         )
-    return ",".join(f"{_GRPC}{host}:{SERVER_PORT}" for host in hosts)
+    try:
+        return _servers_at(hosts)
+    except ValueError as fault:
+        raise AcceleratorError(
+            f"accelerator.tpu = {SLICE}: {_HOSTNAMES if named else f'{metadata} in the metadata'} names the hosts "
+            f"{', '.join(hosts)}: {fault}; or name the servers, {_SERVERS}"
+        ) from None
+
+
+def _servers_at(addresses: Iterable[str]) -> str:
+    return ",".join(f"{GRPC}{canonical_address(each, SERVER_PORT)}" for each in addresses)
 
 
 def servers_of(strategy: Any) -> tuple[str, ...]:
@@ -388,9 +408,8 @@ def servers_of(strategy: Any) -> tuple[str, ...]:
 
 def _no_server_at(worker: str) -> str:
     """Why nothing listens at an address, HOST:PORT; empty if something does."""
-    host, _, port = worker.partition(":")
     try:
-        socket.create_connection((host, int(port or SERVER_PORT)), timeout=_TRY_SECONDS).close()
+        socket.create_connection(split_address(worker, SERVER_PORT), timeout=_TRY_SECONDS).close()
     except OSError as fault:
         return str(fault)
     return ""

@@ -12,9 +12,13 @@ size, so batch sizes that the author fixed are kept apart from it; else the same
 another number of replicas.
 """
 
+import copy
 import inspect
 import linecache
+import logging
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,17 +32,25 @@ import tensorflow as tf
 from keras import tree
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
+from tensorflow.python.data.ops import debug_mode
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 
-from tasks.foundation.contracts.log_entry import KerasConfig
-from tasks.foundation.contracts.run_spec import RunSpec, TrainSpec
-from tasks.foundation.errors import ModelError
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
-from tasks.foundation.messages import message
-from tasks.foundation.model.hidden_state import require_no_hidden_state
-from tasks.foundation.model.keras_steps import called_like_fit, overrides
-from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
-from tasks.foundation.model.step import (
+from baton.tasks.foundation.contracts.log_entry import KerasConfig
+from baton.tasks.foundation.contracts.run_spec import RunSpec, TrainSpec
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.keras_config import (
+    dtype_policy_for_imports,
+    kept_keras_config_put_back,
+    keras_config,
+    keras_config_for_build,
+    set_keras_config,
+)
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from baton.tasks.foundation.model.hidden_state import require_no_hidden_state
+from baton.tasks.foundation.model.keras_steps import called_like_fit, overrides, reset_metrics
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
+from baton.tasks.foundation.model.step import (
     FirstUse,
     added_once,
     all_layers_are_built,
@@ -46,18 +58,11 @@ from tasks.foundation.model.step import (
     metrics_are_built,
     optimizers_are_built,
 )
-from tasks.foundation.model.variables import freeze, layers_of, named_layers
-from tasks.foundation.seeding import keras_seeds_from
-from tasks.foundation.user_code import (
-    dtype_policy_for_imports,
-    in_user_folder,
-    keras_config,
-    keras_config_for_build,
-    load_function,
-    set_keras_config,
-    without_debug_modes,
-)
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.model.variables import freeze, layers_of, named_layers, with_inner_optimizers
+from baton.tasks.foundation.seeding import keras_seeds_from
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_functions import in_user_folder, load_function, without_debug_modes
+from baton.tasks.foundation.user_traceback import user_error
 
 _POLICIES: Final[Mapping[str, str]] = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 _LENGTHS: Mapping[str, Callable[[RunSpec], int]] = {
@@ -72,6 +77,26 @@ _BUILD_SHAPES = {"input_shape", "shapes_dict"}
 # inputs look the same. A weak dictionary, because Baton adds no attributes to the user's model.
 _fixed_batch_size: "WeakKeyDictionary[keras.Model, bool]" = WeakKeyDictionary()
 _BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
+
+
+def _set_optimizer_options(options: dict[str, Any]) -> None:
+    context.context()._optimizer_experimental_options = options  # the public call keeps those that it is not given
+    tf.config.optimizer.set_experimental_options({})
+
+
+# What the user's code may set of TensorFlow: how it is read, and set.
+_TENSORFLOW_OPTIONS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
+    (tf.config.functions_run_eagerly, tf.config.run_functions_eagerly),
+    (lambda: debug_mode.DEBUG_MODE, debug_mode.toggle_debug_mode),
+    (
+        config.is_op_determinism_enabled,
+        lambda on: config.enable_op_determinism() if on else config.disable_op_determinism(),
+    ),
+    (tf.config.get_soft_device_placement, tf.config.set_soft_device_placement),
+    (tf.config.experimental.tensor_float_32_execution_enabled, tf.config.experimental.enable_tensor_float_32_execution),
+    (tf.config.optimizer.get_jit, lambda jit: tf.config.optimizer.set_jit(jit or False)),
+    (lambda: dict(context.context()._optimizer_experimental_options), _set_optimizer_options),
+)
 # User modules that are imported already, which happens once per process.
 _imported: set[tuple[str, Path]] = set()
 
@@ -150,6 +175,53 @@ def preserved_global_state() -> Iterator[None]:
             global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER = of_keras
 
 
+@contextmanager
+def preserved_process() -> Iterator[None]:
+    """Restore, after the block, the global state that a build and the user's code set in a process of somebody else.
+
+    These are random generators, Keras's configuration and global state, debugging modes, determinism and optimizer
+    options of TensorFlow, warnings, loggers, and the import path. TensorFlow's thread counts cannot be changed once it
+    is initialized, so it is initialized first. Modules stay imported, and classes registered with Keras. TensorFlow's
+    operations with a seed of their own begin their sequences anew: their position is in kernels that seeding clears.
+    """
+    context.context().ensure_initialized()
+    options = [(get(), get, put) for get, put in _TENSORFLOW_OPTIONS]
+    trackers = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER
+    of_keras = [
+        {
+            name: copy.copy(value) if isinstance(value, dict | list | set) else value
+            for name, value in vars(each).items()
+        }
+        for each in trackers
+    ]
+    path, items, disabled, errors, depth = (
+        sys.path,
+        sys.path[:],
+        logging.root.manager.disable,
+        np.geterr(),
+        sys.getrecursionlimit(),
+    )
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    logs = [(each, each.level, each.disabled, each.propagate, each.handlers[:]) for each in (logging.root, *loggers)]
+    try:
+        with warnings.catch_warnings(), kept_keras_config_put_back(), preserved_global_state():
+            yield
+    finally:
+        for tracker, values in zip(trackers, of_keras, strict=True):
+            vars(tracker).clear()
+            vars(tracker).update(values)
+        for value, get, put in options:
+            if get() != value:
+                put(value)
+        for logger, level, logger_disabled, propagate, handlers in logs:
+            logger.setLevel(level)
+            logger.disabled, logger.propagate, logger.handlers[:] = logger_disabled, propagate, handlers
+        logging.disable(disabled)
+        np.seterr(**errors)
+        sys.setrecursionlimit(depth)
+        sys.path, sys.path[:] = path, items
+
+
 def dtype_policy_for_build(train: TrainSpec, of_module: Any, *, reference: str) -> Any:
     """Return the policy to set before the user's function is called.
 
@@ -210,7 +282,6 @@ def build_arguments(spec: RunSpec, function: Callable[..., object]) -> dict[str,
 
     Args:
         spec: the run file, with the number of training examples if the function asks for what depends on it.
-        function: the user's.
 
     Returns:
         `model.options`, and `steps_per_epoch` (rounded up) and `train_steps` (the target) where the function has a
@@ -302,7 +373,6 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
 
     Args:
         spec: the run file; names the function and its options.
-        code_folder: the run file's folder.
         accelerator: the strategy to build in.
 
     Returns:
@@ -360,7 +430,6 @@ def create_variables(
     A lazy build fails inside `strategy.run`, and an optimizer that is built after a restore loses its restored state.
 
     Args:
-        model: compiled.
         batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of NumPy arrays, [per_replica_batch, ...].
         reference: the function's name in the run file, for messages.
         accelerator: its strategy's scope holds the variables.
@@ -401,7 +470,8 @@ def create_variables(
         with _as_model_error(f"{reference}: its optimizer cannot be built"):
             model.optimizer.build(optimized)
         _use_loss_and_metrics(model, (x, y, sample_weight), predictions, first_use, reference=reference, shapes=shapes)
-        model.reset_metrics()
+        reset_metrics(model)
+        reset_metrics(model)  # what a reset changes in Python attributes is named here, before a run starts
     first_use.require_created(reference, has_call=has_call)
     return frozen
 
@@ -462,7 +532,6 @@ def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: st
     """Check that a model with custom steps can be evaluated, before training starts.
 
     Args:
-        model: with all its variables.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
         draws: seeds of the step's random operations; it is traced for their replicas.
@@ -598,8 +667,7 @@ def _shapes(value: Any) -> Any:
 def _refuse_unsupported_by_keras(model: keras.Model, reference: str, replicas: int) -> None:
     if replicas == 1:
         return
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if isinstance(optimizer := model.optimizer, keras.optimizers.LossScaleOptimizer):
         # It checks one replica's gradients for overflow before they are summed; another replica's overflow would pass.
         raise ModelError(
             f"{reference}: optimizer {optimizer.name} scales the loss, which Keras does incorrectly on {replicas} "
@@ -610,8 +678,9 @@ def _refuse_unsupported_by_keras(model: keras.Model, reference: str, replicas: i
         ("gradient_accumulation_steps", "use a larger train.global_batch_size"),
         ("ema_overwrite_frequency", "remove it: use_ema works without it"),
     ):
-        value = getattr(optimizer, setting, None)
-        if value:
+        for optimizer in with_inner_optimizers(model.optimizer):
+            if not (value := getattr(optimizer, setting, None)):
+                continue
             raise ModelError(
                 f"{reference}: optimizer {optimizer.name} has {setting} = {value}, which Keras does not support on "
                 f"{replicas} replicas; {remedy}, or train on one replica"
@@ -630,8 +699,6 @@ def build_with_variables(
     Args:
         spec: names the function and the seed.
         batch: see `create_variables`.
-        code_folder: the run file's folder.
-        accelerator: the process's.
 
     Returns:
         The model, and the ids of its frozen variables.

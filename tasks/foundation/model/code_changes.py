@@ -1,8 +1,8 @@
 """What changed in the user's code since the home of its run saved it, as a person reads it.
 
-A home has the code of its run (`save_code`). Statements are compared by their syntax, as the digests in the identity
-are, so comments, docstrings and layout count for nothing and are not shown. What differs is shown with file, line and
-function, as a diff of a few lines.
+A home has the code of its run (`save_code`). The functions and classes of the two files that differ by their syntax,
+as the digests in the identity do, are shown as difflib compares their lines, with file, line and function. Comments
+and docstrings count for nothing and are not shown.
 
 Nothing is imported for it, so code can be refused before TensorFlow is imported. That is certain only for functions and
 classes that the identity names: a function that builds the same model by other statements changes nothing.
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, is_saved_code
-from tasks.foundation.contracts.identity import CALLBACKS, CODE, Difference
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, ModelError, PathRefused, RunLogError
-from tasks.foundation.messages import counted, shown
-from tasks.foundation.model.code_digest import collect_code, files_beside, is_text, syntax_digest
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, is_saved_code, saved_code_path
+from baton.tasks.foundation.contracts.identity import CALLBACKS, CODE, Difference
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import ModelError, RunLogError
+from baton.tasks.foundation.model.saved_code import collect_code, files_beside, is_text, syntax_digest
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.text import counted, shown
 
 _LINES_SHOWN, _LINE_CHARACTERS = 20, 110
 _LINE_END = re.compile(r"\r\n?")
@@ -35,17 +35,20 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # The identity keys that the function of `model` decides.
 _OF_MODEL: Final = ("model.", "compile.")
 _MODEL_CODE: Final = "model.code"
-_Group = tuple[str, list[ast.stmt], list[ast.stmt]]  # the function, its statements before, and now
 
 
 def read_saved_code(home: Storage, path: object) -> SavedCode | None:
-    """The run file and the code that an identity names; None if the home has none, or none that can be read."""
+    """The run file and the code that an identity names; None if it names none, or, with a warning, if it is damaged."""
     if not is_saved_code(path):
         return None
-    try:
-        return SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError):  # `verify` says what is wrong
-        return None
+    where = f"{home.uri}/{path}"
+    then = "restore it from a backup; until then, baton export and others need --run-file FILE"
+    with best_effort(home, f"{path}, the saved code, cannot be read", then=then):
+        data = home.read(str(path))
+        if path != saved_code_path(data):
+            raise RunLogError(f"{where} is damaged: its content does not have the digest in its name")
+        return SavedCode.from_json(data, where=where, error=RunLogError)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,6 @@ def code_changes(saved: SavedCode, spec: RunSpec, folder: Path) -> tuple[CodeCha
 
     Args:
         saved: what a home has.
-        spec: the run file.
-        folder: its folder.
 
     Raises:
         ModelError: see `collect_code`.
@@ -92,11 +93,9 @@ def code_changes(saved: SavedCode, spec: RunSpec, folder: Path) -> tuple[CodeCha
     now, before = collect_code(spec, folder), {file.path: file.content for file in saved.files}
     found: list[CodeChange] = []
     for path in sorted(before.keys() | now.keys()):
-        old, new = _Source.of(before.get(path, b"")), _Source.of(now.get(path, b""))
+        old, new = _ParsedFile.of(before.get(path, b"")), _ParsedFile.of(now.get(path, b""))
         if old is not None and new is not None:
-            groups = _differing(old.tree.body, new.tree.body, "")
-            of_file = [change for group in groups for change in _changes(path, old, new, group)]
-            found += sorted(of_file, key=lambda change: change.line)
+            found += sorted(_changes(path, old, new), key=lambda change: change.line)
     return tuple(found)
 
 
@@ -107,9 +106,6 @@ def changes_since_saved(
 
     Args:
         home: the run's, which may be a stranger's.
-        recorded: the identity in the log.
-        spec: the run file.
-        folder: its folder.
     """
     saved = read_saved_code(home, recorded.get(SAVED_CODE))
     try:
@@ -120,14 +116,14 @@ def changes_since_saved(
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _ParsedFile:
     """A file: its syntax, and its lines without comments and docstrings."""
 
     tree: ast.Module
     lines: tuple[str, ...]
 
     @classmethod
-    def of(cls, data: bytes) -> "_Source | None":
+    def of(cls, data: bytes) -> "_ParsedFile | None":
         """Parse a file; None if it is not Python."""
         try:
             tree = ast.parse(data)
@@ -153,91 +149,59 @@ class _Source:
         """The lines of statements, each with its number; no empty ones."""
         numbers: dict[int, None] = {}
         for each in statements:
-            decorators = each.decorator_list if isinstance(each, _Definition) else []
-            first = min([each.lineno, *(decorator.lineno for decorator in decorators)])
-            numbers |= dict.fromkeys(range(first, (each.end_lineno or each.lineno) + 1))
+            numbers |= dict.fromkeys(range(_begin_of(each), (each.end_lineno or each.lineno) + 1))
         return [(number, self.lines[number - 1]) for number in numbers if self.lines[number - 1]]
 
 
-def _differing(old: list[ast.stmt], new: list[ast.stmt], within: str) -> Iterator[_Group]:
-    """Yield groups of statements that differ, the innermost ones."""
-    was, now = ([syntax_digest(each) for each in body] for body in (old, new))
-    for kind, begin, end, now_begin, now_end in difflib.SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
-        if kind == "equal":
+def _sections(source: _ParsedFile) -> dict[str, list[ast.stmt]]:
+    """The functions and classes at the top of a file by their names, and all else by ""."""
+    found: dict[str, list[ast.stmt]] = {}
+    for each in source.tree.body:
+        found.setdefault(each.name if isinstance(each, _Definition) else "", []).append(each)
+    return found
+
+
+def _begin_of(statement: ast.stmt) -> int:
+    """The first line of a statement, with its decorators."""
+    decorators = statement.decorator_list if isinstance(statement, _Definition) else []
+    return min([statement.lineno, *(each.lineno for each in decorators)])
+
+
+def _function_at(tree: ast.Module, line: int) -> str:
+    """The qualified name of the innermost function or class that has a line; "" if none has."""
+    found = [node for node in ast.walk(tree) if isinstance(node, _Definition)]
+    around = [node for node in found if _begin_of(node) <= line <= (node.end_lineno or node.lineno)]
+    return ".".join(node.name for node in sorted(around, key=_begin_of))
+
+
+def _changes(path: str, old: _ParsedFile, new: _ParsedFile) -> Iterator[CodeChange]:
+    """Yield a change for each place where the lines of a function, of a class or of all else in a file differ."""
+    before, after = _sections(old), _sections(new)
+    for name in before.keys() | after.keys():
+        parts = before.get(name, []), after.get(name, [])
+        if [syntax_digest(each) for each in parts[0]] == [syntax_digest(each) for each in parts[1]]:
             continue
-        before, after = old[begin:end], new[now_begin:now_end]
-        for one in list(before):
-            other = next((each for each in after if _is_same(one, each)), None)
-            if other is None:
-                continue
-            before.remove(one)
-            after.remove(other)
-            inside = _inside(within, one)
-            if _head(one) == _head(other):
-                yield from _differing(getattr(one, "body", []), getattr(other, "body", []), inside)
-            else:
-                yield inside, [one], [other]
-        for one in [each for each in before if isinstance(each, _Definition)]:
-            before.remove(one)
-            yield _inside(within, one), [one], []
-        for one in [each for each in after if isinstance(each, _Definition)]:
-            after.remove(one)
-            yield _inside(within, one), [], [one]
-        if before or after:
-            yield within, before, after
-
-
-def _is_same(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether two statements are versions of one: of a function or class, or of a block such as `if` and `for`."""
-    if type(one) is not type(other) or not hasattr(one, "body"):
-        return False
-    if isinstance(one, _Definition) and isinstance(other, _Definition):
-        return one.name == other.name
-    return _head(one) == _head(other)
-
-
-def _head(statement: ast.stmt) -> str:
-    """All of a function, class or block but its first body."""
-    fields = ((name, value) for name, value in ast.iter_fields(statement) if name != "body")
-    return repr([(name, _dumped(value)) for name, value in fields])
-
-
-def _dumped(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_dumped(each) for each in value]
-    return ast.dump(value) if isinstance(value, ast.AST) else value
-
-
-def _inside(within: str, statement: ast.stmt) -> str:
-    if not isinstance(statement, _Definition):
-        return within
-    return f"{within}.{statement.name}" if within else statement.name
-
-
-def _changes(path: str, old: _Source, new: _Source, group: _Group) -> Iterator[CodeChange]:
-    """Yield a change for each place where the lines of a group differ."""
-    function, before, after = group
-    was, now = old.numbered(before), new.numbered(after)
-    old_texts, new_texts = ([text for _, text in lines] for lines in (was, now))
-    for hunk in difflib.SequenceMatcher(None, old_texts, new_texts, autojunk=False).get_grouped_opcodes(1):
-        lines: list[tuple[str, str]] = []
-        first: int | None = None
-        for kind, begin, end, now_begin, now_end in hunk:
-            if kind == "equal":
-                lines += [("  ", text) for text in old_texts[begin:end]]
-                continue
-            lines += [("- ", text) for text in old_texts[begin:end]]
-            lines += [("+ ", text) for text in new_texts[now_begin:now_end]]
-            if first is None and now:
-                first = now[min(now_begin, len(now) - 1)][0]
-        bare = textwrap.dedent("\n".join(text for _, text in lines)).split("\n")
-        yield CodeChange(
-            path=path,
-            function=function,
-            line=first or was[0][0],
-            gone=not now,
-            diff=tuple(f"{sign}{text}" for (sign, _), text in zip(lines, bare, strict=True)),
-        )
+        was, now = old.numbered(parts[0]), new.numbered(parts[1])
+        old_texts, new_texts = ([text for _, text in lines] for lines in (was, now))
+        for hunk in difflib.SequenceMatcher(None, old_texts, new_texts, autojunk=False).get_grouped_opcodes(1):
+            lines: list[tuple[str, str]] = []
+            first: int | None = None
+            for kind, begin, end, now_begin, now_end in hunk:
+                if kind == "equal":
+                    lines += [("  ", text) for text in old_texts[begin:end]]
+                    continue
+                lines += [("- ", text) for text in old_texts[begin:end]]
+                lines += [("+ ", text) for text in new_texts[now_begin:now_end]]
+                if first is None and now:
+                    first = now[min(now_begin, len(now) - 1)][0]
+            bare = textwrap.dedent("\n".join(text for _, text in lines)).split("\n")
+            yield CodeChange(
+                path=path,
+                function=name and _function_at(new.tree if first else old.tree, first or was[0][0]),
+                line=first or was[0][0],
+                gone=not now,
+                diff=tuple(f"{sign}{text}" for (sign, _), text in zip(lines, bare, strict=True)),
+            )
 
 
 def lines_of(changes: Sequence[CodeChange]) -> tuple[str, ...]:
@@ -267,8 +231,6 @@ def reason_in_code(
     Args:
         changes: of `code_changes`.
         found: what differs in the identity.
-        spec: the run file.
-        folder: its folder.
     """
     chosen: set[int] = set()
     for each in found:
@@ -309,9 +271,6 @@ def certain_changes(
 
     Args:
         changes: of `code_changes`.
-        recorded: the identity in the log.
-        spec: the run file.
-        folder: its folder.
 
     Returns:
         The keys with their values now, where a changed function has another digest. Nothing if other statements changed
@@ -345,7 +304,7 @@ def _is_one(digest: object, change: CodeChange, folder: Path) -> bool:
     if not isinstance(digest, str) or " " in digest:
         return False
     name = change.function.partition(".")[0]
-    source = _Source.of((folder / change.path).read_bytes())
+    source = _ParsedFile.of((folder / change.path).read_bytes())
     nodes = [] if source is None else list(ast.walk(source.tree))
     defined = [node for node in nodes if isinstance(node, _Definition) and node.name == name]
     return source is not None and len(defined) == 1 and defined[0] in source.tree.body

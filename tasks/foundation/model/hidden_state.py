@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.errors import ModelError
-from tasks.foundation.messages import message
-from tasks.foundation.model.keras_steps import place_of
-from tasks.foundation.model.randomness import CLOCK, PYTHON_KERNELS, RANDOM_KERNELS
-from tasks.foundation.model.variables import components
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.model.keras_steps import place_of
+from baton.tasks.foundation.model.randomness import CLOCK, PYTHON_KERNELS, RANDOM_KERNELS
+from baton.tasks.foundation.model.variables import components
+from baton.tasks.foundation.text import message
 
 # Stateful operations that keep nothing between two calls, keep it in a variable, or only write to the outside; by the
 # beginning of their names.

@@ -4,24 +4,34 @@ Keras sums the replicas' gradients. Its own losses divide by the number of repli
 the global batch. Its own `train_step` multiplies again what it logs. One of the user's logs half of the loss on two
 replicas: here it is logged undivided. A loss that such a step computes itself is not divided, and its gradients are the
 number of replicas times the mean.
+
+A metric's variables are in each checkpoint, but what its code keeps in Python attributes is not: a cut run would log
+other rows. So attributes that change while a step is traced, or metrics are read or reset, are put back, and named.
 """
 
+import copy
 import linecache
+import logging
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 from keras.src.losses import loss
 
-from tasks.foundation.errors import ModelError
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, function_error
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.text import listed
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX, function_error
 
+_LOGGER = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -66,7 +76,7 @@ def called_like_fit(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], di
         alone = len(batch) == 1 and not isinstance(batch[0], tuple)
         return _as_logs(step(batch[0] if alone else tuple(batch)), step)
 
-    return work
+    return with_python_state_put_back(getattr(step, "__self__", None), work)
 
 
 @not_converted
@@ -85,6 +95,118 @@ def _as_logs(returned: Any, step: Callable[[Any], dict[str, Any]]) -> dict[str, 
     )
     fault.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph would put its own message around it
     raise fault
+
+
+# The Python attributes of metrics of the user's, as they were after their first reset.
+_AttributesOf = WeakKeyDictionary[keras.metrics.Metric, dict[str, Any]]
+_as_built: _AttributesOf = WeakKeyDictionary()
+_named: set[tuple[str, str]] = set()
+
+
+def each_metric(model: Any) -> Iterator[Any]:
+    """Yield each metric of a model, with those that others hold."""
+    for outer in getattr(model, "metrics", ()):
+        yield from (outer, *getattr(outer, "metrics", ()))
+
+
+def reset_metrics(model: keras.Model) -> None:
+    """Reset all metrics of a model. Python attributes that this changes become what the first reset made of them."""
+    before = _python_state(model)
+    model.reset_metrics()
+    _put_back(before, _as_built)
+
+
+@contextmanager
+def python_state_put_back(model: keras.Model) -> Iterator[None]:
+    """Put back what the block, which reads metrics, changes in Python attributes of theirs."""
+    before = _python_state(model)
+    yield
+    _put_back(before)
+
+
+def with_python_state_put_back(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap a step so that what it changes in Python attributes of metrics, while it is traced, is put back."""
+
+    def work(batch: Any) -> Any:
+        before = _python_state(model)
+        logs = step(batch)
+        _put_back(before)
+        return logs
+
+    return work
+
+
+@not_converted
+def _python_state(model: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """The metrics of the user's, each with its attributes. Keras's own keep nothing in them."""
+    return [(each, _copied(vars(each))) for each in each_metric(model) if not is_of_keras(each)]
+
+
+@not_converted
+def _put_back(before: Sequence[tuple[Any, dict[str, Any]]], wanted: _AttributesOf | None = None) -> None:
+    """Put back attributes that have changed since, and name them once per process. What else has changed one stays.
+
+    Args:
+        before: the attributes then.
+        wanted: what to set them to, by metric; the attributes of a new one are added to it. None: as before.
+    """
+    for metric, old in before:
+        now = vars(metric)
+        new = _copied(now)
+        target = old if wanted is None else wanted.setdefault(metric, new)
+        names = [name for name in {**old, **new} if _differ(old, new, name) and _differ(target, new, name)]
+        # What a traced step has set belongs to its graph. TensorFlow raises if it is read outside.
+        names = [name for name in names if not tf.is_symbolic_tensor(now.get(name))]
+        for name in names:
+            # Around Keras's own `__setattr__`, which only keeps track of variables.
+            now.pop(name, None)
+        now |= _copied({name: target[name] for name in names if name in target})
+        of = f"metric {metric.name} ({type(metric).__name__})"
+        unknown = [name for name in names if (of, name) not in _named]
+        _named.update((of, name) for name in unknown)
+        if unknown:
+            _LOGGER.warning(
+                "%s: its code changes %s in Python, which no checkpoint holds, so a cut run would log other values; it "
+                "is put back after each row and evaluation. Keep it in a variable that reset_state leaves as it is: "
+                "self.add_variable(shape=(), initializer='zeros', name=...)",
+                of,
+                listed([f"self.{name}" for name in unknown]),
+            )
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    known = name in one, name in other
+    return known[0] != known[1] or (all(known) and _compared(one[name]) != _compared(other[name]))
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of the values that hold nothing but numbers, texts, tensors and arrays."""
+    found = {}
+    for name, value in attributes.items():
+        if _compared(value) is not None:
+            # Keras's lists and dicts hold their tracker, and so the metric's variables.
+            plain = (kind(value) for kind in (list, dict, set) if isinstance(value, kind) and is_of_keras(value))
+            found[name] = copy.deepcopy(next(plain, value))
+    return found
+
+
+def _compared(value: Any) -> Any:
+    """A value as it is compared; None if it holds anything but numbers, texts, tensors and arrays."""
+    if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
+        value = value.numpy()
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), repr(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        parts = [_compared(each) for item in value.items() for each in item]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        parts = [_compared(each) for each in value]
+    else:
+        return None
+    if isinstance(value, set | frozenset):
+        parts.sort(key=repr)
+    return None if None in parts else (type(value).__name__, parts)
 
 
 def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException) -> list[str]:
@@ -224,7 +346,6 @@ def summed_gradients_words(model: keras.Model, divided: int, *, reference: str, 
     Args:
         model: its train step was traced.
         divided: number of losses that Keras divided meanwhile.
-        reference: the function's name in the run file.
         replicas: number of replicas that took part.
     """
     own = next((name for name in ("train_step", "compute_loss") if overrides(model, name)), None)

@@ -21,22 +21,25 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.errors import BatonError, ModelError
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
-from tasks.foundation.messages import listed
-from tasks.foundation.model.keras_steps import (
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.errors import BatonError, ModelError
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS
+from baton.tasks.foundation.model.keras_steps import (
     SCALED_LOSSES,
     called_like_fit,
+    each_metric,
     is_of_keras,
     not_converted,
     overrides,
+    python_state_put_back,
+    reset_metrics,
     tracing_hints,
 )
-from tasks.foundation.model.randomness import StepDraws, exact_draws
-from tasks.foundation.model.sums import fix_sum_order
-from tasks.foundation.model.variables import handle_ids
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws
+from baton.tasks.foundation.model.sums import fix_sum_order
+from baton.tasks.foundation.model.variables import handle_ids, with_inner_optimizers
+from baton.tasks.foundation.text import listed
+from baton.tasks.foundation.user_traceback import user_error
 
 # A result with more numbers, such as the confusion matrix of many classes, is no curve.
 MOST_VALUES = 64
@@ -97,8 +100,6 @@ class ReturnedMetrics:
         """Compare a traced step with the model's metrics.
 
         Args:
-            model: with all its variables.
-            step: the step, a function of a batch.
             function: the concrete function that was traced from it.
             logs: what the step returned while tracing, on one replica.
             logs_of_other_batch: the same for another number of examples; empty if the step takes none.
@@ -193,7 +194,6 @@ def trace_returned_metrics(
     """Trace `train_step` or `test_step` to find what it returns; None if those are Keras's own results.
 
     Args:
-        model: with all its variables.
         name: train_step or test_step.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
@@ -394,7 +394,7 @@ class Results:
 def read_results(model: keras.Model, strategy: Any, returned: ReturnedMetrics | None = None) -> Results:
     """Read all metrics. For arguments see `take_metrics`."""
     results = Results()
-    with strategy.scope():
+    with strategy.scope(), python_state_put_back(model):
         values = dict(flatten_metrics("", model.get_metrics_result()))
         for name, value in (returned.of(values) if returned else values).items():
             results.add(name, value)
@@ -405,13 +405,12 @@ def take_metrics(model: keras.Model, strategy: Any, returned: ReturnedMetrics | 
     """Read all metrics by name, nested ones as `outer/inner`, and reset them.
 
     Args:
-        model: the model.
         strategy: the strategy in whose scope the metrics were created.
         returned: metrics of the values that a custom step returns.
     """
     numbers = read_results(model, strategy, returned).numbers
     with strategy.scope():
-        model.reset_metrics()
+        reset_metrics(model)
         if returned is not None:
             returned.reset()
     return numbers
@@ -460,7 +459,7 @@ class RowMetrics:
 
 def _are_of_keras(model: keras.Model) -> bool:
     """Whether a model has metrics, all of them Keras's own."""
-    metrics = [each for outer in model.metrics for each in (outer, *getattr(outer, "metrics", ()))]
+    metrics = list(each_metric(model))
     return bool(metrics) and all(map(is_of_keras, metrics)) and not overrides(model, "get_metrics_result")
 
 
@@ -488,16 +487,14 @@ def _names_of_elements(name: str, shape: tuple[int, ...]) -> str:
 
 
 def learning_rate_of(model: Any) -> float | None:
-    """Return the learning rate of a model's optimizer at its current iteration.
+    """Return the learning rate of a model's optimizer at its current iteration: the one that the next step uses.
 
     Only variables and Keras's own schedules are read: a schedule of the user's may keep state, which an additional call
     could change.
 
-    Args:
-        model: a compiled model.
-
     Returns:
-        The learning rate; None if the model has no optimizer, or another kind of schedule.
+        The learning rate; None if the model has no optimizer, or another kind of schedule, or a `MultiOptimizer`,
+        whose optimizers have one each.
     """
     optimizer, rate = _rate_of(model)
     if isinstance(rate, keras.Variable):
@@ -505,7 +502,8 @@ def learning_rate_of(model: Any) -> float | None:
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     if optimizer is None or not is_schedule or not is_of_keras(rate):
         return None
-    return float(rate(optimizer.iterations))
+    # Keras gives a schedule the batches, `iterations` are the updates: with accumulated gradients they are fewer.
+    return float(rate(optimizer._iterations))
 
 
 def unsettable_rate(model: keras.Model) -> str:
@@ -514,6 +512,8 @@ def unsettable_rate(model: keras.Model) -> str:
     A schedule or a function decides at each step itself, and Keras refuses to assign to it.
     """
     optimizer, rate = _rate_of(model)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return "a MultiOptimizer"
     if rate is None or isinstance(rate, keras.Variable):
         return ""
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
@@ -523,7 +523,10 @@ def unsettable_rate(model: keras.Model) -> str:
 
 def _rate_of(model: Any) -> tuple[Any, Any]:
     """The compiled optimizer, and its learning rate: a variable, a schedule or a function; None if there is none."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling wraps the optimizer
+    optimizer: Any = getattr(model, "optimizer", None)
+    # Loss scaling wraps the optimizer.
+    optimizer = next(each for each in with_inner_optimizers(optimizer) if not hasattr(each, "inner_optimizer"))
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return optimizer, None  # its own rate is 0, and not used
     # Keras has no public way to tell a schedule from a variable.
     return optimizer, getattr(optimizer, "_learning_rate", None)

@@ -26,27 +26,27 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
-from tasks.foundation.contracts.identity import (
-    CONTENTS,
-    TRANSFORM_CONTENTS,
-    block_length,
-    difference_words,
-    differences,
-    record_of_floats,
-    record_of_items,
+from baton.tasks.foundation.contracts.contents import block_length, record_of_floats, record_of_items
+from baton.tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
+from baton.tasks.foundation.contracts.identity import CONTENTS, TRANSFORM_CONTENTS, difference_words, differences
+from baton.tasks.foundation.contracts.run_spec import ModelSpec, RunSpec
+from baton.tasks.foundation.errors import IdentityChanged
+from baton.tasks.foundation.masking import masked_values
+from baton.tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
+from baton.tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
+from baton.tasks.foundation.model.keras_steps import is_of_keras
+from baton.tasks.foundation.model.saved_code import UserCode, module_digest, user_code
+from baton.tasks.foundation.model.variables import (
+    has_finalized_state,
+    layers_of,
+    named_layers,
+    other_optimizers,
+    own_values,
 )
-from tasks.foundation.contracts.run_spec import ModelSpec, RunSpec
-from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.messages import masked_values, message
-from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
-from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
-from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
-from tasks.foundation.model.keras_steps import is_of_keras
-from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers, own_values
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
 
 # Values of `add_loss` while the model was built, and what TensorFlow tracks: attributes once more.
 _NOT_KEPT = ("_losses", "_self_")
@@ -73,7 +73,6 @@ def contents_of(model: keras.Model, reference: str, code: UserCode | None = None
     """Return a record of each content that a model keeps beside its variables, by name, as JSON values.
 
     Args:
-        model: built.
         reference: the user's name of the model, `model.py:build_model`.
         code: of `user_code(model, reference)`, if the caller has it.
         batch: size of the batch that it was built with. Tensors that begin with it are activations of this batch.
@@ -99,8 +98,6 @@ def require_recorded_contents(
     """Refuse a model that keeps other contents than those that its run was trained with.
 
     Args:
-        identity: the run's, from its log.
-        model: built.
         reference: the user's name of the model, `model.py:build_model`.
         home: of the run, for the message.
         batch: see `contents_of`.
@@ -118,7 +115,6 @@ def require_same_contents(recorded: Any, now: Mapping[str, Any], *, key: str, wh
     """Refuse contents that differ from recorded ones.
 
     Args:
-        recorded: the run's records, by name.
         now: those of this process.
         key: the identity key of both.
         what: what differs, for the message.
@@ -294,9 +290,7 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path, *, ba
     """Return model and compile configuration as JSON values; a digest of the source where Keras cannot serialize it.
 
     Args:
-        model: built and compiled.
         spec: names the function that builds it.
-        code_folder: the run file's folder.
         batch: size of the batch that it was built with.
     """
     config = _serialized(lambda: json.loads(model.to_json()), spec, code_folder)
@@ -512,9 +506,7 @@ def require_recorded_transform_contents(
     """Refuse transforms that use other vocabularies, tables or arrays than those of the run.
 
     Args:
-        identity: the run's, from its log.
         spec: the run file. What it leaves out of the run's transforms, or adds to them, is not compared.
-        code_folder: the run file's folder.
         home: of the run, for the message.
 
     Raises:

@@ -33,12 +33,12 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.util import tf_stack
 
-from tasks.foundation.errors import ModelError
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.messages import message
-from tasks.foundation.model.keras_steps import in_while_loop, not_converted
-from tasks.foundation.model.variables import Leaf, handle_ids
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.model.keras_steps import in_while_loop, not_converted
+from baton.tasks.foundation.model.variables import Leaf, handle_ids
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
 
 _ALGORITHM = "philox"
 
@@ -146,7 +146,6 @@ class StepDraws:
 
         Args:
             seed: `train.seed`.
-            accelerator: the process's.
         """
         self._seed = seed
         self.accelerator = accelerator

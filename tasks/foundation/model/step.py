@@ -31,15 +31,21 @@ from keras.src.losses import loss as losses
 from keras.src.optimizers import base_optimizer
 from tensorflow.python.distribute import values_util
 
-from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
-from tasks.foundation.messages import listed, message
-from tasks.foundation.model.hidden_state import require_no_hidden_state
-from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
-from tasks.foundation.model.metrics import ReturnedMetrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
-from tasks.foundation.model.variables import Leaf, layers_of, other_optimizers, untracked_variables
-from tasks.foundation.user_errors import describe, describe_with_place, user_error
+from baton.tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from baton.tasks.foundation.model.hidden_state import require_no_hidden_state
+from baton.tasks.foundation.model.keras_steps import (
+    SEED_REMEDY,
+    called_like_fit,
+    reset_metrics,
+    tracing_hints,
+    with_python_state_put_back,
+)
+from baton.tasks.foundation.model.metrics import ReturnedMetrics
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
+from baton.tasks.foundation.model.variables import Leaf, layers_of, other_optimizers, untracked_variables
+from baton.tasks.foundation.text import listed, message
+from baton.tasks.foundation.user_traceback import describe, describe_with_place, user_error
 
 _LOSS = "loss"
 # Relative. Sums in another order differ by less; a sum over half of the batch differs by far more.
@@ -84,7 +90,7 @@ def accumulating_step(
         model.optimizer.apply_gradients(zip(mean, weights, strict=True))
         return model.get_metrics_result()
 
-    return step
+    return with_python_state_put_back(model, step)
 
 
 def require_accumulation(
@@ -93,7 +99,6 @@ def require_accumulation(
     """Refuse a model whose step cannot be split into micro-batches, or would train differently.
 
     Args:
-        model: with all its variables.
         batch: one per-replica batch; only its shapes and dtypes are used.
         micro_batches: number of micro-batches.
         reference: the function's name in the run file, for messages.
@@ -119,7 +124,7 @@ def require_accumulation(
         pieces = _loss_of_equal_examples(
             model, tree.map_structure(lambda value: value[: len(value) // micro_batches], batch)
         )
-        model.reset_metrics()
+        reset_metrics(model)
     # With equal examples, each micro-batch has the mean of the whole batch, but only a part of its sum.
     if abs(whole - pieces) > _TOLERANCE * max(abs(whole), abs(pieces)):
         raise ModelError(
@@ -245,7 +250,6 @@ def require_xla_step(model: keras.Model, step: Step, batch: Sequence[Any], *, re
     """Check, before a run starts, that XLA can compile the step, if `jit_compile=True` asks for it.
 
     Args:
-        model: with all its variables.
         step: see `build_train_step`.
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
@@ -292,7 +296,6 @@ def build_train_step(
     """Return what one replica does with its batch: `model.train_step`, or the same in micro-batches.
 
     Args:
-        model: with all its variables.
         batch: see `create_variables`.
         accumulate: number of micro-batches per step.
         reference: the function's name in the run file, for messages.
@@ -346,7 +349,6 @@ def trace_train_step(
 
     Args:
         function: calls `run_train_step`. It is only traced, so no variable changes.
-        arguments: arguments of the function.
         leaves: the variables that are saved.
         draws: seeds of the step's random operations.
         reference: the function's name in the run file, for messages.
@@ -389,7 +391,6 @@ def require_train_step(
     """Check that a model can be trained, before a run starts: a corrected model could not continue the run.
 
     Args:
-        model: with all its variables.
         batch: see `create_variables`.
         accumulate: number of micro-batches per step.
         leaves: the variables that are saved.
@@ -494,7 +495,6 @@ class FirstUse:
         """Nothing is traced yet.
 
         Args:
-            model: compiled, with its own train_step.
             batch: see `create_variables`.
             accelerator: the variables are created in its strategy's scope.
         """
@@ -502,6 +502,7 @@ class FirstUse:
         self._batch = batch
         self._strategy = accelerator.strategy
         self._is_taken = False
+        self._error: BaseException | None = None
         self.fault = ""
         self.applied: list[Any] = []
 
@@ -514,7 +515,7 @@ class FirstUse:
             except DEVICE_LOST_ERRORS:
                 raise
             except (Exception, SystemExit) as fault:  # noqa: BLE001 - user code may raise anything
-                self.fault = describe_with_place(fault)
+                self._error, self.fault = fault, describe_with_place(fault)
         return not self.fault
 
     def require_created(self, reference: str, *, has_call: bool) -> None:
@@ -525,19 +526,36 @@ class FirstUse:
             has_call: whether the model has a `call`, which may create the variables of layers.
 
         Raises:
-            ModelError: names the optimizers that are not built, or why the step cannot be traced.
+            ModelError: why the step cannot be traced. It names the optimizers that are not built if it can be where
+                they are.
         """
-        if not self.fault:
+        if self._error is None:
             return
-        unbuilt = [path for path, each in other_optimizers(self._model).items() if not each.built]
-        if unbuilt:
+        unbuilt = {path: each for path, each in other_optimizers(self._model).items() if not each.built}
+        if not unbuilt and (has_call or all_layers_are_built(self._model)):
+            return
+        hints = tracing_hints(self._model, self._batch, self._error)
+        if unbuilt and self._is_traced_with(unbuilt.values()):
             attributes = ", ".join(".".join(["model", *path.split("/")[1:]]) for path in unbuilt)
-            raise ModelError(
-                f"{reference}: {attributes} is not built, and train_step cannot build it at its first use: "
-                f"{self.fault}; call optimizer.build(variables) in the function that builds the model"
-            )
-        if not (has_call or all_layers_are_built(self._model)):
-            raise ModelError(f"{reference}: train_step cannot be traced: {self.fault}")
+            hints = [f"call build(variables) of {attributes} in the function that builds the model", *hints]
+        raise ModelError(
+            user_error(f"{reference}: train_step cannot be traced:", self._error, hints=hints)
+        ) from self._error
+
+    def _is_traced_with(self, optimizers: Iterable[Any]) -> bool:
+        """Whether replicas can trace the step once these optimizers are built; the model is not used afterwards."""
+        step = called_like_fit(self._model.train_step)
+        try:
+            with self._strategy.scope():
+                for each in optimizers:
+                    each.build(self._model.trainable_variables)
+            function = tf.function(lambda *parts: self._strategy.run(step, args=(parts,)), jit_compile=False)
+            function.get_concrete_function(*tree.map_structure(tf.convert_to_tensor, tuple(self._batch)))
+        except DEVICE_LOST_ERRORS:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001 - user code may raise anything
+            return False
+        return True
 
     def _trace(self) -> None:
         autograph = tf.__internal__.autograph

@@ -110,7 +110,6 @@ def unordered_sums(graph: Any, *, is_called: bool = False) -> frozenset[str]:
     """Names of the operations of a graph that TensorFlow may add in any order.
 
     Args:
-        graph: of a function.
         is_called: whether the function is called by another one, and not the body of a loop or of a condition. Its
             arguments may then be sums, because TensorFlow rewrites both together.
     """

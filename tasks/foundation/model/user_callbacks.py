@@ -29,7 +29,7 @@ import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.identity import (
+from baton.tasks.foundation.contracts.identity import (
     CALLBACKS,
     CODE,
     LOG_EVERY,
@@ -37,15 +37,20 @@ from tasks.foundation.contracts.identity import (
     CsvFile,
     callback_schedule,
 )
-from tasks.foundation.contracts.run_spec import KeepBest, RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
-from tasks.foundation.errors import ModelError
-from tasks.foundation.messages import message
-from tasks.foundation.model.build import RandomStates
-from tasks.foundation.model.code_digest import user_code
-from tasks.foundation.model.metrics import Results, unsettable_rate
-from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.contracts.run_spec import (
+    KeepBest,
+    RunSpec,
+    callbacks_act_at_evaluations,
+    epochs_of_callbacks,
+)
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.model.build import RandomStates
+from baton.tasks.foundation.model.metrics import Results, unsettable_rate
+from baton.tasks.foundation.model.saved_code import user_code
+from baton.tasks.foundation.telemetry.formatting import size_words
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import user_error
 
 _COMMITS = "Baton commits checkpoints itself (checkpoint.keep_last, keep_every_steps)"
 # What Baton does in place of Keras's callbacks.
@@ -91,9 +96,7 @@ def treat(
     """Decide how each callback is treated.
 
     Args:
-        callbacks: new ones.
         model: the model that they are for; its metrics are built.
-        spec: the run file.
         reference: the function's name in the run file, for messages.
 
     Raises:
@@ -316,8 +319,6 @@ def same_callbacks(recorded: Any, now: dict[str, Any], record: CallbackRecord) -
 
     Args:
         recorded: the value in a checkpoint; None if it has none.
-        now: the value of this process.
-        record: of the callbacks of this process.
     """
     if recorded is None or record.sees_rows:
         return bool(recorded == now)
@@ -411,7 +412,6 @@ def require_monitors(
     Args:
         callbacks: see `start_callbacks`.
         model: that they were started for.
-        spec: the run file.
         trained: of the training metrics, the loss included.
         tested: of the validation metrics that callbacks receive.
 
@@ -448,7 +448,6 @@ def require_learning_rate(callbacks: Iterable[keras.callbacks.Callback], spec: R
 
     Args:
         callbacks: see `start_callbacks`.
-        spec: the run file.
 
     Raises:
         ModelError: names the callback and the schedule, or what a `LearningRateScheduler` has raised.

@@ -8,19 +8,21 @@ Layers have paths too, `encoder/block/dense` for a nested one. Patterns match pa
 match from training.
 """
 
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import OptimizerRecord
-from tasks.foundation.errors import ModelError
-from tasks.foundation.user_errors import user_error
+from baton.tasks.foundation.contracts.checkpoint import OptimizerRecord
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.user_traceback import user_error
 
 # TensorFlow uses this marker in a checkpoint's names.
 _RESERVED = ".ATTRIBUTES"
@@ -55,6 +57,38 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(variable.values) if hasattr(variable, "values") else (variable,)
 
 
+def values_in_file(
+    leaves: Mapping[str, Leaf], everything: Iterable[Leaf], load: Callable[[], object]
+) -> dict[str, Any]:
+    """Load a file into variables, and return what it has for them; then they are as before.
+
+    Neither Keras nor TensorFlow says that it finds nothing for a variable. So the file is loaded twice, over other
+    values each time: such a variable keeps them.
+
+    Args:
+        everything: all leaves that the file may change, as those of the optimizer.
+
+    Returns:
+        The arrays of those that the file has, by the keys of `leaves`; those of the first replica.
+    """
+    before = [(part, part.numpy()) for leaf in everything for part in leaf.components]
+    found: list[dict[str, Any]] = []
+    try:
+        for _ in range(2):
+            for part in (part for leaf in leaves.values() for part in leaf.components):
+                value = part.numpy()
+                part.assign((value == 0).astype(value.dtype))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about entries that are ignored
+                load()
+            found.append({path: np.array(leaf.components[0].numpy()) for path, leaf in leaves.items()})
+    finally:
+        for part, value in before:
+            part.assign(value)
+    first, again = found
+    return {path: value for path, value in first.items() if value.tobytes() == again[path].tobytes()}
+
+
 def handle_ids(variable: Any) -> set[int]:
     """Return the ids of all handles by which a traced function may use a `tf.Variable`.
 
@@ -69,13 +103,12 @@ def leaves_of(model: keras.Model, frozen: frozenset[int] = frozenset()) -> tuple
     """Return all variables of a built and compiled model.
 
     Args:
-        model: with all its variables.
         frozen: ids of `tf.Variable`s that no longer change; replicas agree on them, so they are saved once.
 
     Raises:
         ModelError: an optimizer is not built, so its state would be missed; or a checkpoint cannot store a variable.
     """
-    found = _Found()
+    found = _Collected()
     objects = list(_walk(model))
     seeds = {id(_value(item.state)) for _, item in objects if isinstance(item, keras.random.SeedGenerator)}
     for variable in model.variables:
@@ -123,14 +156,25 @@ def optimizer_records(model: keras.Model) -> dict[str, OptimizerRecord]:
     optimizers = {"optimizer": model.optimizer} if model.optimizer is not None else {}
     others = {f"optimizers/{path}": each for path, each in other_optimizers(model).items()}
     for path, outer in {**optimizers, **others}.items():
-        # Loss scaling wraps the optimizer that has the slots.
-        for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
-            if optimizer is not None:
-                found[f"{path}/{optimizer.name}"] = OptimizerRecord(
-                    kind=keras.saving.get_registered_name(type(optimizer)),
-                    accumulates=getattr(optimizer, "gradient_accumulation_steps", None) or 1,
-                )
+        for optimizer in with_inner_optimizers(outer):
+            found[f"{path}/{optimizer.name}"] = OptimizerRecord(
+                kind=keras.saving.get_registered_name(type(optimizer)),
+                accumulates=getattr(optimizer, "gradient_accumulation_steps", None) or 1,
+            )
     return found
+
+
+def with_inner_optimizers(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those that it wraps: loss scaling wraps one, a `MultiOptimizer` one or more.
+
+    What an optimizer is set to (`use_ema`, clipping, accumulation), its iterations and its slots are those of the
+    wrapped ones; a wrapper has defaults in their place.
+    """
+    yield optimizer
+    one = getattr(optimizer, "inner_optimizer", None)
+    several = optimizer.optimizers if isinstance(optimizer, keras.optimizers.MultiOptimizer) else ()
+    for inner in several if one is None else (one,):
+        yield from with_inner_optimizers(inner)
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.Layer]:
@@ -153,7 +197,7 @@ def untracked_variables(function: Any, leaves: Iterable[Leaf]) -> tuple[str, ...
     )
 
 
-class _Found:
+class _Collected:
     """Collects leaves; each variable once, each path once."""
 
     def __init__(self) -> None:

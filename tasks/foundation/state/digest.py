@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from tasks.foundation.contracts.checkpoint import VariableRecord
-from tasks.foundation.errors import ModelError, StateMismatch
-from tasks.foundation.messages import message
-from tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.contracts.checkpoint import VariableRecord
+from baton.tasks.foundation.errors import ModelError, StateMismatch
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.text import message
 
-# State of Python objects, see `host_state.py`. Not part of the model: a checkpoint may lack it, or have more of it.
+# State of Python objects, see `host_memory.py`. Not part of the model: a checkpoint may lack it, or have more of it.
 HOST = "host/"
 # Means of the metrics that a custom `train_step` returns, see `replicas.py`. A checkpoint may lack them.
 RETURNED = "metrics/returned/"

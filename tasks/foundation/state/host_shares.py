@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from tasks.foundation.contracts.checkpoint import replica_key, sorted_keys
-from tasks.foundation.errors import HostsDiffer
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.messages import message
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.digest import HOST
-from tasks.foundation.storage.transfers import extend_crc32c
+from baton.tasks.foundation.contracts.checkpoint import replica_key, sorted_keys
+from baton.tasks.foundation.errors import HostsDiffer
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.state.digest import HOST
+from baton.tasks.foundation.storage.transfers import extend_crc32c
+from baton.tasks.foundation.text import message
 
 # A host that lives answers within moments: all of them have just left the same collective.
 _ANSWER_SECONDS: Final = 600.0
@@ -82,9 +82,7 @@ class HostShares:
         """Divide a state.
 
         Args:
-            leaves: of the state.
             saved: key to variable of everything that a checkpoint holds.
-            accelerator: the process's.
         """
         self.link: HostLink | None = accelerator.link
         self.hosts = 1 if self.link is None else accelerator.hosts
@@ -140,7 +138,6 @@ class HostShares:
         Args:
             mine: key to value, of what this host saves.
             read: reads the values of some keys.
-            step: of the state.
             where: added to the step in an error message.
 
         Returns:
@@ -229,7 +226,6 @@ def difference_message(key: str, crcs: Sequence[int], names: Sequence[str], *, a
         key: of the first leaf that differs.
         crcs: of its value on each host.
         names: of the hosts' machines.
-        at: the step.
         whole: the last step at which all hosts held the same; None if it is not known.
     """
     groups: dict[int, list[str]] = {}

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, replica_key
-from tasks.foundation.errors import ModelError
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.model.metrics import ReturnedMetrics
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.digest import RETURNED, stored_name
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, replica_key
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.model.metrics import ReturnedMetrics
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.state.digest import RETURNED, stored_name
 
 # The dtypes that collectives support on both CPUs and GPUs.
 _COLLECTIVE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64, tf.int32, tf.int64})

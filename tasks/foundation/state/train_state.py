@@ -19,9 +19,10 @@ computed at each restore of a checkpoint from before a change, so no kill can co
 import re
 import shutil
 import tempfile
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.contracts.checkpoint import (
     CarriedState,
     CheckpointManifest,
     FileRecord,
     OptimizerRecord,
     VariableRecord,
 )
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import StorageError
-from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
-from tasks.foundation.model.build import build_with_variables
-from tasks.foundation.model.metrics import ReturnedMetrics, trace_returned_metrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws
-from tasks.foundation.model.variables import Leaf, finalize_layers, leaves_of, optimizer_records
-from tasks.foundation.state.digest import (
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import StorageError
+from baton.tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from baton.tasks.foundation.model.build import build_with_variables
+from baton.tasks.foundation.model.metrics import ReturnedMetrics, trace_returned_metrics
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws
+from baton.tasks.foundation.model.variables import Leaf, finalize_layers, leaves_of, optimizer_records
+from baton.tasks.foundation.state.digest import (
     HOST,
     RETURNED,
     StateDigest,
@@ -56,9 +57,9 @@ from tasks.foundation.state.digest import (
     text_of,
     tree_of,
 )
-from tasks.foundation.state.host_shares import HostShares
-from tasks.foundation.state.host_state import HostState, HostValues, PageBuffer
-from tasks.foundation.state.replicas import ReplicaSeeds, ReplicaVariables, returned_leaves
+from baton.tasks.foundation.state.host_memory import HostState, HostValues, PageBuffer
+from baton.tasks.foundation.state.host_shares import HostShares
+from baton.tasks.foundation.state.replicas import ReplicaSeeds, ReplicaVariables, returned_leaves
 
 
 class EarlierFiles:
@@ -75,7 +76,6 @@ class EarlierFiles:
 
         Args:
             folder: of the checkpoint, relative to the home.
-            files: from its manifest.
         """
         self._files = tuple((f"{folder}/{file.name}", file) for file in files)
 
@@ -226,6 +226,8 @@ class TrainState:
         self.object_graph = object_graph_of(self.host_values.names())
         self.earlier_files = EarlierFiles()
         self.page_buffer = PageBuffer()
+        # Leaves are hashed side by side, but a server got a garbled call once when several threads read from it.
+        self._one_read = threading.Lock() if accelerator.has_servers else nullcontext()
         self.model_checkpoint = tf.train.Checkpoint(**tree_of(self.replica_variables.saved(self.model_leaves)))
         self.seeds = ReplicaSeeds(self.leaves, self.replica_variables, accelerator)
 
@@ -269,7 +271,8 @@ class TrainState:
     def _value(self, key: str) -> Any:
         variable = self.saved[key]
         first = variable.values[0] if hasattr(variable, "values") else variable
-        return first.numpy()
+        with self._one_read:
+            return first.numpy()
 
 
 def build_train_state(
@@ -279,8 +282,6 @@ def build_train_state(
 
     Args:
         spec: names the function and the seed.
-        code_folder: the run file's folder.
-        accelerator: the process's.
         batch: one per-replica batch of zeros, see `zero_examples`.
         training: whether the state is built for training; it then includes the metrics that a custom `train_step`
             returns.

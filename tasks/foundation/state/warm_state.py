@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import DatasetRef, Feature
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.model.build import RandomStates, preserved_global_state, preserved_random_states
-from tasks.foundation.model.metrics import Results, read_results
-from tasks.foundation.model.model_identity import (
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.dataset import DatasetRef, Feature
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.contracts.placement import per_replica_batch_size
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from baton.tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
+from baton.tasks.foundation.machine.devices import Accelerator
+from baton.tasks.foundation.model.build import RandomStates, preserved_global_state, preserved_random_states
+from baton.tasks.foundation.model.metrics import Results, read_results
+from baton.tasks.foundation.model.model_identity import (
     PythonAttributes,
     require_recorded_contents,
     require_recorded_transform_contents,
 )
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.train_state import TrainState, build_train_state
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.user_code import switch_off_debug_modes
+from baton.tasks.foundation.model.variables import Leaf
+from baton.tasks.foundation.state.train_state import TrainState, build_train_state
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.user_functions import switch_off_debug_modes
 
 T = TypeVar("T")
 
@@ -100,7 +100,6 @@ class WarmState:
         """Refuse a model, or transforms, with other vocabularies, tables or arrays than the run's; before tracing.
 
         Args:
-            identity: the run's, from its log.
             home: of the run, for the message.
 
         Raises:
@@ -213,8 +212,6 @@ class ProcessState:
 
         Args:
             recipe: what to build it from.
-            storage: the storage root, with the dataset.
-            accelerator: the process's.
 
         Raises:
             ModelError: the user's code or model cannot be used.
@@ -251,12 +248,6 @@ def warm_state_of(
     spec: RunSpec, features: Sequence[Feature], *, code_folder: Path, accelerator: Accelerator
 ) -> WarmState:
     """Build a train state with its initial values.
-
-    Args:
-        spec: the run file.
-        features: of the prepared examples.
-        code_folder: the run file's folder.
-        accelerator: the process's.
 
     Raises:
         ModelError: the user's code or model cannot be used.

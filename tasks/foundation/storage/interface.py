@@ -5,21 +5,24 @@ from an untrusted author, so every store checks paths here before it touches a f
 weights) may have any names and be links to anywhere, so their stores are opened with `guarded=False`.
 
 A deletion of what is no longer needed is best effort (`discard`): it can fail for long (a hold on the bucket, a role
-without the permission to delete, a link in place of a folder, a file that NFS keeps open) and never ends a run.
+without the permission to delete, a link in place of a folder, a file that NFS keeps open) and never ends a run. So is
+all other work after a commit that the next step does not need (`best_effort`): its failures, whatever they are, are
+warnings.
 """
 
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.errors import PathRefused, StorageError, StoreUnreachable
-from tasks.foundation.messages import abridged, visible
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.errors import BatonError, PathRefused, StorageError, StoreUnreachable
+from baton.tasks.foundation.text import abridged, visible
 
 _LOGGER = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 30.0
@@ -106,7 +109,6 @@ class Storage(Protocol):
         the checksum of what arrived.
 
         Args:
-            path: of the file.
             buffers: its content, contiguous bytes each. They must not change meanwhile.
 
         Returns:
@@ -246,6 +248,30 @@ def is_postponed(storage: Storage, path: str, *, now: int) -> bool:
     """Whether earlier failures postpone the next attempt to delete; see `discard`."""
     previous = _FAILURES.get((storage.uri, path))
     return previous is not None and now < previous.retry_at
+
+
+# As `_FAILURES`: what has failed and was said, by store.
+_SAID: set[tuple[str, str]] = set()
+
+
+@contextmanager
+def best_effort(storage: Storage, problem: str, *, then: str) -> Iterator[None]:
+    """Do work that no step of the training needs. A failure is one warning, until the work succeeds again.
+
+    Args:
+        problem: what a failure means, as "log/HINT could not be written".
+        then: what comes of it, and when it is tried again.
+    """
+    said = (storage.uri, problem)
+    try:
+        yield
+    except Exception as fault:  # noqa: BLE001 - whatever fails here must not end a training
+        if said not in _SAID:
+            _SAID.add(said)
+            why = str(fault) if isinstance(fault, BatonError) else f"{type(fault).__name__}: {fault}"
+            _LOGGER.warning("%s, which no training needs; %s: %s", problem, then, why)
+    else:
+        _SAID.discard(said)
 
 
 def is_inside(path: str) -> bool:

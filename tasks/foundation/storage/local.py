@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable, too_large
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError, StoreRefused
-from tasks.foundation.storage.interface import FileStat, is_inside, require_inside
-from tasks.foundation.storage.local_files import (
+from baton.tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable, too_large
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError, StoreRefused
+from baton.tasks.foundation.storage.interface import FileStat, is_inside, require_inside
+from baton.tasks.foundation.storage.local_files import (
     compare_with_buffers,
     copy_durably,
     make_durably,
@@ -28,14 +28,29 @@ from tasks.foundation.storage.local_files import (
     write_buffers_durably,
     write_durably,
 )
-from tasks.foundation.storage.transfers import blocks_of, checksum_file, copy_blocks, local_target
+from baton.tasks.foundation.storage.transfers import blocks_of, checksum_file, copy_blocks, local_target
 
 _DELETE_TRIES = 10
 # Prefix of unfinished files, which readers ignore.
 _UNFINISHED = ".unfinished-"
-# Errors of a file system without hard links, or with too many of them for one file.
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+# Errors of a file system without hard links.
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_PROBLEMS = {
+    errno.ENOSPC: "no space left on the disk; free some",
+    errno.EDQUOT: "the disk quota is exceeded, although the disk may have space; delete files that count, or have it "
+    "raised,",
+    errno.EFBIG: "the file is larger than the limit; raise it (ulimit -f)",
+    errno.EROFS: "the disk is mounted read-only; make it writable",
+}
+# What stays as it is until another folder is named.
+_LIMITS = {
+    errno.EMLINK: "too many links: this file system takes no more links to the file, or folders in the folder; keep "
+    "fewer checkpoints (checkpoint.keep_last, checkpoint.keep_every_steps)",
+    errno.EXDEV: "invalid cross-device link: the folder is not on one file system (or has several quota projects), and "
+    "files cannot be linked or renamed from one to another; put it on one",
+    errno.ENAMETOOLONG: "the path is too long for this file system; give the run or a folder above it a shorter name",
+}
+_ANOTHER_FOLDER = ", or take another storage folder (--set storage=FOLDER)"
 _NO_PERMISSION = {errno.EACCES, errno.EPERM}
 # Below it lie committed checkpoints: they never change, and a run may keep many of them.
 _CHECKPOINTS = "checkpoints"
@@ -146,7 +161,7 @@ class LocalStorage:
                 os.link(source, link := unfinished.with_name(f"{unfinished.name}-link"))
                 link.replace(unfinished)
             except OSError as error:
-                if error.errno not in {*_NO_HARD_LINKS, errno.EXDEV}:
+                if error.errno not in {*_NO_HARD_LINKS, errno.EXDEV, errno.EMLINK}:
                     raise
                 copy_durably(source, unfinished)
 
@@ -237,7 +252,6 @@ class LocalStorage:
         """The file or folder at a path.
 
         Args:
-            path: the path.
             data: what is going to be written there.
             follow_last: see `require_links_inside`.
 
@@ -342,13 +356,9 @@ def _require_regular(file: Path, mode: int) -> None:
 
 
 def _disk_problem(error: OSError) -> str:
-    if error.errno in _NO_SPACE:
-        return "no space left on the disk; free some"
-    if error.errno == errno.EFBIG:
-        return "the file is larger than the limit; raise it (ulimit -f)"
-    if error.errno == errno.EROFS:
-        return "the disk is mounted read-only; make it writable"
-    return f"{error.strerror or error}; check the disk"
+    if (limit := _LIMITS.get(error.errno or 0)) is not None:
+        return f"{limit}{_ANOTHER_FOLDER},"
+    return _PROBLEMS.get(error.errno or 0, f"{error.strerror or error}; check the disk")
 
 
 def _delete_folder(folder: Path) -> None:
@@ -382,8 +392,9 @@ def _require_writable(folder: Path) -> None:
         StoreRefused: files cannot be created or linked there.
         StorageError: the disk is full, or fails.
     """
-    root, folder = folder, next(place for place in (folder, *folder.parents) if place.is_dir())
+    root = folder
     try:
+        folder = next(place for place in (folder, *folder.parents) if place.is_dir())
         with temporary_file(folder, _UNFINISHED if folder == root else _PROBE) as file:
             write_durably(file, b"x")
             link = file.with_name(f"{file.name}-link")
@@ -397,9 +408,6 @@ def _require_writable(folder: Path) -> None:
 
 def _require_folders_writable(home: Path) -> None:
     """Create and delete a file in each folder that a run writes to, as far as it exists.
-
-    Args:
-        home: the run's folder.
 
     Raises:
         StoreRefused: files cannot be created in one of them.
@@ -451,7 +459,8 @@ def _refusal(error: OSError, folder: Path) -> StorageError:
         )
     if error.errno in _NO_PERMISSION:
         return StoreRefused(
-            f"{folder}: no permission to create files ({error.strerror}); check who owns the folder, or take another "
-            "storage folder (--set storage=FOLDER)"
+            f"{folder}: no permission to create files ({error.strerror}); check who owns the folder{_ANOTHER_FOLDER}"
         )
+    if error.errno in _LIMITS:
+        return StoreRefused(f"{folder}: {_LIMITS[error.errno]}{_ANOTHER_FOLDER}")
     return StorageError(f"{folder}: {_disk_problem(error)} and run again")

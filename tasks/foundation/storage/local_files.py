@@ -26,10 +26,10 @@ from typing import IO
 
 import google_crc32c
 
-from tasks.foundation.errors import ForeignFile, PathRefused, StorageError
-from tasks.foundation.messages import abridged, visible
-from tasks.foundation.storage.interface import FileStat
-from tasks.foundation.storage.transfers import as_array
+from baton.tasks.foundation.errors import ForeignFile, PathRefused, StorageError
+from baton.tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.transfers import as_array
+from baton.tasks.foundation.text import abridged, visible
 
 # Direct access wants addresses, offsets and sizes to be multiples of the disk's block size; no disk has larger ones.
 ALIGNMENT = 4096

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tasks.foundation.contracts.home_files import refuse_unreadable, require_readable
-from tasks.foundation.errors import FileAlreadyThere, FileMissing
-from tasks.foundation.storage.interface import FileStat, require_inside
-from tasks.foundation.storage.transfers import checksum_bytes, copy_blocks, local_target
+from baton.tasks.foundation.contracts.home_files import refuse_unreadable, require_readable
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing
+from baton.tasks.foundation.storage.interface import FileStat, require_inside
+from baton.tasks.foundation.storage.transfers import checksum_bytes, copy_blocks, local_target
 
 # A module global on purpose: fsspec has one memory file system per process, and its create-only mode is not atomic.
 _LOCK = threading.Lock()

@@ -4,12 +4,12 @@ import os
 import re
 from pathlib import Path
 
-from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.messages import abridged
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.dataset import ShardRecord
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.text import abridged
 
 _SHOWN_CHARS = 60
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -69,7 +69,6 @@ def locate_shard(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
 
     Args:
         storage: store rooted at the dataset's folder.
-        record: one shard of the dataset.
     """
     if not record.is_external:
         return storage, record.path
@@ -91,7 +90,7 @@ def _cloud(address: str, rest: str, *, guarded: bool) -> Storage:
             f"storage {address}: {prefix!r} is not a valid prefix; use letters, digits, '-', '_', '.', '=' and '+' "
             "between the slashes, as in gs://bucket/team/runs"
         )
-    from tasks.foundation.storage.gcs.storage import CloudStorage
+    from baton.tasks.foundation.storage.gcs.storage import CloudStorage
 
     return CloudStorage(bucket, "/".join(parts), guarded=guarded)
 

@@ -19,8 +19,8 @@ from typing import IO, Any, TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import FileMissing, FileTooShort, StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.errors import FileMissing, FileTooShort, StorageError
+from baton.tasks.foundation.storage.interface import FileStat, Storage
 
 # After the deadline, a request is cancelled once no bytes have moved for this long. A store that responds stays usable,
 # and one that does not respond costs at most this time.
@@ -378,7 +378,6 @@ def difference(
 
     Args:
         storage: the store.
-        path: of the file.
         expected: of the bytes that `read` reads.
         read: returns size and checksum of what it read.
         part_end: the offset at which the bytes end, if they are only a part of the file; None: they are all of it.
@@ -414,7 +413,6 @@ def damage_of(
 
     Args:
         storage: see `difference`, also for the others.
-        path: of the file.
         expected: of the bytes that `read` reads.
         read: called at most twice.
         part_end: the offset at which the bytes end.

@@ -18,9 +18,17 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 from rich.text import Text
 
-from tasks.foundation.messages import counted, folded, shown, shown_lines
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Training
-from tasks.foundation.telemetry.formatting import (
+from baton.tasks.foundation.telemetry.events import (
+    Committed,
+    DatasetUsed,
+    Evaluated,
+    Event,
+    Note,
+    Phase,
+    Preparing,
+    Training,
+)
+from baton.tasks.foundation.telemetry.formatting import (
     GOOD,
     NOTICE,
     checkpoint_name,
@@ -31,6 +39,7 @@ from tasks.foundation.telemetry.formatting import (
     number_words,
     size_words,
 )
+from baton.tasks.foundation.text import counted, folded, shown, shown_lines
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
@@ -132,6 +141,7 @@ class Console:
         self._clock = clock
         self._phases = _Phases(clock, doing)
         self._committed_at: float | None = None
+        self._first: tuple[int, float] | None = None  # step and time of the first line of training
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
         self._rich = RichConsole(
@@ -151,6 +161,7 @@ class Console:
         self._last_metrics: Mapping[str, float] = {}
         self._last_examples = 0
         self._broken = False
+        self.datasets: list[str] = []  # those that were used again, in words
 
     def __enter__(self) -> Self:
         self.start()
@@ -193,6 +204,8 @@ class Console:
     def emit(self, event: Event) -> None:
         """Show one event. It is cheap, thread-safe, and never raises, because training waits for it."""
         with self._lock:
+            if isinstance(event, DatasetUsed):
+                self.datasets.append(event.words)
             self._guarded(lambda: self._show(event))
 
     def show(self, what: RenderableType) -> None:
@@ -206,6 +219,11 @@ class Console:
     def is_terminal(self) -> bool:
         """Whether people read it on a terminal, where ids are short."""
         return self._terminal
+
+    @property
+    def columns(self) -> int:
+        """The width of a line."""
+        return self._rich.width
 
     def _guarded(self, action: Callable[[], object]) -> None:
         if self._broken:
@@ -260,7 +278,12 @@ class Console:
             self._bar("training", event.step, event.target, facts, label=label)
         elif event.metrics != self._last_metrics and event.metrics:  # metrics change at log steps only
             self._last_metrics = event.metrics
-            self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}")
+            now, left = self._clock(), ""
+            step, began = self._first = self._first or (event.step, now)
+            if step < event.step < event.target:  # with evaluations and commits as since the first line
+                seconds = (event.target - event.step) * (now - began) / (event.step - step)
+                left = f"  about {duration_words(seconds)} left"
+            self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}{left}")
 
     def _facts(self, event: Training, rate: str, epoch: str, *, beside: int) -> str:
         """As much of what is known as the terminal has room for; `beside` columns are for the rest of the bar."""

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.messages import masked
+from baton.tasks.foundation.contracts.data_spec import SetName
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.masking import masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,13 @@ class Note:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", masked(self.text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetUsed(Note):
+    """A function is not read, for its dataset was prepared before. The end of the command repeats `words` of it."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +179,7 @@ class Several:
             sink.emit(event)
 
 
-_BATON = logging.getLogger("tasks")
+_BATON = logging.getLogger("baton")
 
 
 class _Notes(logging.Handler):

@@ -129,7 +129,7 @@ _STYLES: Mapping[str, Style] = MappingProxyType(
         **dict.fromkeys(
             ("warn", "warning", "skipped", "stopped", "rewind", "change", "newer", "incomplete", "ended early"), NOTICE
         ),
-        **dict.fromkeys(("error", "fail", "damaged", "hung", "quarantine", "quarantined", "different"), BAD),
+        **dict.fromkeys(("error", "fail", "failed", "damaged", "hung", "quarantine", "quarantined", "different"), BAD),
         **dict.fromkeys(("hint", "remedy"), "cyan"),
     }
 )

@@ -6,7 +6,6 @@ not fail a commit, so measured values are made sound before they go into the log
 """
 
 import atexit
-import logging
 import os
 import socket
 import threading
@@ -20,7 +19,7 @@ from typing import Final, Self, TypeVar
 
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.attempt import (
+from baton.tasks.foundation.contracts.attempt import (
     CAUSES,
     HUNG,
     INPUT_WAIT,
@@ -34,13 +33,13 @@ from tasks.foundation.contracts.attempt import (
     mark_of,
     with_sample,
 )
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.errors import whole_traceback
-from tasks.foundation.machine.processes import age_seconds, process_name, resident_bytes
-from tasks.foundation.messages import masked
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Silent, Sink, Training
-from tasks.foundation.telemetry.profiling import Profiler
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.errors import whole_traceback
+from baton.tasks.foundation.machine.processes import age_seconds, process_name, resident_bytes
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.storage.interface import Storage, best_effort
+from baton.tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Silent, Sink, Training
+from baton.tasks.foundation.telemetry.profiling import Profiler
 
 
 class Uncommitted:
@@ -74,7 +73,6 @@ class Uncommitted:
         """A commit of `step` is in the log.
 
         Args:
-            step: step of the checkpoint.
             train_seconds: seconds of training in this process so far.
             training: whether the process is training at this moment.
         """
@@ -130,7 +128,6 @@ def _reason(fault: Exception) -> str:
     return f"{'.'.join(map(str, first['loc']))} = {first['input']}: {first['msg']}"
 
 
-_LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
 # A heartbeat costs one small write; a killed process loses the time since its last one. Cloud Storage accepts one
 # write per second to the same object.
@@ -215,7 +212,6 @@ class Ledger:
         self._staged: str | None = None
         self._pace: CommitPaceRecord | None = None
         self._writing = threading.Lock()
-        self._warned = False
         self._wake, self._left = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -331,7 +327,9 @@ class Ledger:
     def heartbeat(self) -> None:
         """Write the attempt's record now, if the ledger is open."""
         if self._home is not None:
-            self._write(warns=True)
+            problem = "the attempt's record could not be written"
+            with best_effort(self._home, problem, then="baton status shows an earlier state until it can"):
+                self._write(self._home)
 
     def record(self) -> AttemptRecord:
         """The attempt's record up to now."""
@@ -387,7 +385,7 @@ class Ledger:
             self._wake.clear()
             if not self._left.is_set():
                 at, used = self._sample(at, used)
-                self._write(warns=True)
+                self.heartbeat()
                 self._look_for_requests()
 
     def _look_for_requests(self) -> None:
@@ -409,17 +407,12 @@ class Ledger:
         self._usage = with_sample(self._usage, sample)
         return now, used
 
-    def _write(self, *, warns: bool) -> None:
-        home = self._home
+    def _write(self, home: Storage) -> None:
         # One write at a time, each with the newest record, so that an older record never replaces a newer one.
-        if home is None or not self._writing.acquire(timeout=_WRITE_SECONDS):
+        if not self._writing.acquire(timeout=_WRITE_SECONDS):
             return
         try:
             home.write(attempt_path(self.attempt), self.record().to_json())
-        except Exception as fault:  # noqa: BLE001 - an attempt's record is not worth ending a training run
-            if warns and not self._warned:
-                self._warned = True
-                _LOGGER.warning("could not write the attempt's record; training continues: %s", fault)
         finally:
             self._writing.release()
 
@@ -429,7 +422,7 @@ class Ledger:
             if self._clock() - self._last > _MAX_SHUT_DOWN_SECONDS or self._home is None:
                 return
             if self._home.exists(attempt_path(self.attempt)):
-                self._write(warns=False)
+                self._write(self._home)
 
 
 def _message(text: str) -> str | None:

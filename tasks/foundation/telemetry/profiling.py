@@ -18,11 +18,18 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.errors import AnotherVersion, BatonError, FileMissing, InvalidInput, RunLogError, StorageError
-from tasks.foundation.messages import masked
-from tasks.foundation.storage.interface import Storage, discard
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.errors import (
+    AnotherVersion,
+    BatonError,
+    FileMissing,
+    InvalidInput,
+    RunLogError,
+    StorageError,
+)
+from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 _LOGGER = logging.getLogger(__name__)
 MOST_STEPS: Final = 10_000  # a trace of more fills the memory of the process
@@ -69,7 +76,6 @@ def ask_for_trace(
     """Ask the processes at work for a trace of their next steps, and wait until one has answered.
 
     Args:
-        home: the run's.
         steps: how many.
         attempts: ids of the attempts at work.
         is_at_work: whether one of them still is.
@@ -172,9 +178,9 @@ class Profiler:
             _answer(answer, home, telemetry)
 
     def _begin(self, request: ProfileRequest, home: Storage, telemetry: Sink) -> None:
-        self._asked = None
-        folder = tempfile.TemporaryDirectory(prefix="baton-profile-")
+        self._asked, folder = None, None
         try:
+            folder = tempfile.TemporaryDirectory(prefix="baton-profile-", ignore_cleanup_errors=True)
             import tensorflow as tf
 
             profiler = tf.profiler.experimental
@@ -183,7 +189,8 @@ class Profiler:
             profiler.start(folder.name, options)
         # It is not in every build of TensorFlow, and refuses if the user's code traces already.
         except Exception as fault:  # noqa: BLE001 - see the class
-            folder.cleanup()
+            if folder is not None:
+                folder.cleanup()
             text = f"TensorFlow's profiler (tf.profiler.experimental) cannot trace in the process at work: {fault}"
             _answer(_refusal(request, text), home, telemetry)
         else:

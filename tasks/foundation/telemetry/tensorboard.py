@@ -6,19 +6,19 @@ file begins with a session start at its first step, which makes TensorBoard drop
 TensorBoard shows one curve without repeats. Nothing depends on these files; missing ones are written next time.
 """
 
-import logging
 import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from tasks.foundation.contracts.checkpoint import step_in_folder_name
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
-from tasks.foundation.errors import BatonError, FileAlreadyThere
-from tasks.foundation.log.history import posix_seconds
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.transfers import masked_crc32c
+from baton.tasks.foundation.contracts.checkpoint import step_in_folder_name
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
+from baton.tasks.foundation.errors import FileAlreadyThere
+from baton.tasks.foundation.log.history import posix_seconds
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import best_effort
+from baton.tasks.foundation.storage.transfers import masked_crc32c
 
 
 def training_curves(entry: Entry, body: Commit) -> Iterator[tuple[int, dict[str, float]]]:
@@ -26,7 +26,6 @@ def training_curves(entry: Entry, body: Commit) -> Iterator[tuple[int, dict[str,
 
     Args:
         entry: the entry of the commit.
-        body: the commit.
     """
     epoch = None if entry.totals is None else entry.totals.epoch
     for row in body.history:
@@ -43,8 +42,8 @@ def training_curves(entry: Entry, body: Commit) -> Iterator[tuple[int, dict[str,
         yield body.checkpoint.step, {"examples_per_second": body.examples / seconds}
 
 
-_LOGGER = logging.getLogger(__name__)
 _TRAIN, _VALIDATION = "tensorboard/train", "tensorboard/validation"
+_STORE_SECONDS = 30.0  # the next save waits for the files
 # TensorBoard recognizes event files by `tfevents` in their names.
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.step-\d+")
 # Field numbers of TensorFlow's Event, Summary and SessionLog messages, and wire types of protocol buffers.
@@ -62,6 +61,7 @@ class CurveFiles:
     def __init__(self, log: RunLog) -> None:
         """Read nothing yet."""
         self._log = log
+        self._home = log.home.with_deadline(_STORE_SECONDS)
         self._done: Head | None = None  # the state that the files show
 
     def update(self, head: Head | None = None) -> None:
@@ -70,22 +70,21 @@ class CurveFiles:
         Args:
             head: the newest state, if the caller knows it; None: it is read from the log.
         """
-        try:
+        problem = "the TensorBoard files could not be written"
+        with best_effort(self._home, problem, then="it is tried again after the next commit"):
             head = self._log.head() if head is None else head
             if head is not None:
                 self._update(head)
                 self._done = head
-        except BatonError as fault:
-            _LOGGER.warning("could not write the TensorBoard files; trying again after the next commit: %s", fault)
 
     def _update(self, head: Head) -> None:
         files, abandoned = self._changes(head)
         # Deleted first and written in the order of the log: whatever is older than a present file is as it should be.
         for path in abandoned:
-            self._log.home.delete(path)
+            self._home.delete(path)
         for path, data in sorted(files, key=lambda file: _number(file[0]) or 0):
             with suppress(FileAlreadyThere):  # another process wrote the same bytes
-                self._log.home.create(path, data)
+                self._home.create(path, data)
 
     def _changes(self, head: Head) -> tuple[list[tuple[str, bytes]], list[str]]:
         """Files to write and paths of abandoned files; reads back to what is known to be in place."""
@@ -109,7 +108,7 @@ class CurveFiles:
                     files += [_evaluation_file(each) for each in waiting.pop(checkpoint.path, ())]
                     if not in_place and entry.body.history:
                         is_new = self._done is not None and number > known
-                        in_place = not is_new and self._log.home.exists(_commit_path(entry, entry.body))
+                        in_place = not is_new and self._home.exists(_commit_path(entry, entry.body))
                         files += [] if in_place else [_commit_file(entry, entry.body)]
                 case Commit(checkpoint=checkpoint):
                     abandoned += [_evaluation_path(each) for each in waiting.pop(checkpoint.path, ())]

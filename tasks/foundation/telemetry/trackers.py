@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import from_json
 
-from tasks.foundation.contracts.identity import CsvFile, recorded_callbacks
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Quarantine, Rewind
-from tasks.foundation.contracts.run_spec import (
+from baton.tasks.foundation.contracts.identity import CsvFile, recorded_callbacks
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Quarantine, Rewind
+from baton.tasks.foundation.contracts.run_spec import (
     MlflowSpec,
     RunSpec,
     WandbSpec,
@@ -35,14 +35,14 @@ from tasks.foundation.contracts.run_spec import (
     epochs_of_callbacks,
     needs_examples,
 )
-from tasks.foundation.errors import FileTooLarge
-from tasks.foundation.log.history import History, history_of, posix_seconds
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.cluster import is_chief
-from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
-from tasks.foundation.telemetry.tensorboard import training_curves
+from baton.tasks.foundation.errors import FileTooLarge
+from baton.tasks.foundation.log.history import History, history_of, posix_seconds
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.cluster import is_chief
+from baton.tasks.foundation.machine.stops import PROCESS_STOP
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
+from baton.tasks.foundation.telemetry.tensorboard import training_curves
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -260,7 +260,6 @@ class MlflowTracker:
             name: name to show.
             home: address of the run's home.
             uri: tracking URI; None: MLflow's own settings.
-            experiment: name of the experiment.
         """
         self._run, self._name, self._home = run, name, home
         self._uri, self._experiment = uri, experiment
@@ -440,7 +439,6 @@ def tracking(spec: RunSpec, home: Storage) -> Iterator[Callable[[], None]]:
 
     Args:
         spec: the run file's content, which names the trackers.
-        home: the run's.
 
     Returns:
         What to call when the log has grown. It returns at once.
@@ -498,7 +496,6 @@ def write_csv_files(log: RunLog, spec: RunSpec) -> None:
     """Write the files that the run's callbacks name into `callbacks/` of its home.
 
     Args:
-        log: the run's.
         spec: the run file, with the number of training examples if it counts in epochs.
 
     Raises:

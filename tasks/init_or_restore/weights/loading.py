@@ -5,37 +5,35 @@ by variable path.
 """
 
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import keras
-import numpy as np
 
-from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport
-from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
-from tasks.foundation.errors import FileMissing, ModelError, StorageError, WeightsError
-from tasks.foundation.messages import abridged, counted, message
-from tasks.foundation.model.build import preserved_global_state
-from tasks.foundation.model.variables import Leaf, named_layers, own_values
-from tasks.foundation.seeding import seed_as_after_import
-from tasks.foundation.state.digest import digest_of
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.storage.interface import require_inside
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import user_error
-from tasks.init_or_restore.weights.location import (
+from baton.tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport
+from baton.tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
+from baton.tasks.foundation.errors import FileMissing, ModelError, StorageError, WeightsError
+from baton.tasks.foundation.model.build import preserved_global_state
+from baton.tasks.foundation.model.variables import Leaf, named_layers, own_values, values_in_file
+from baton.tasks.foundation.seeding import seed_as_after_import
+from baton.tasks.foundation.state.digest import digest_of
+from baton.tasks.foundation.state.train_state import TrainState
+from baton.tasks.foundation.storage.interface import require_inside
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.text import abridged, counted, message
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import user_error
+from baton.tasks.init_or_restore.weights.location import (
     KIND_NAMES,
     PRESET_CONFIG,
     PRESET_WEIGHTS,
     WeightsLocation,
     locate_weights,
 )
-from tasks.init_or_restore.weights.matching import (
+from baton.tasks.init_or_restore.weights.matching import (
     Array,
     Matching,
     SourceContents,
@@ -45,7 +43,7 @@ from tasks.init_or_restore.weights.matching import (
     match,
     with_unique_names,
 )
-from tasks.init_or_restore.weights.weight_files import read_checkpoint, read_hdf5, read_run_weights
+from baton.tasks.init_or_restore.weights.weight_files import read_checkpoint, read_hdf5, read_run_weights
 
 _SHOWN = 4
 _MODEL = "model/"
@@ -61,7 +59,6 @@ def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -
 
     Args:
         reference: `weights.py:load` or `package.module:load`.
-        code_folder: the run file's folder.
         seed: `train.seed`; random numbers that module and function draw derive from it.
 
     Raises:
@@ -148,7 +145,6 @@ def load_weights(
     Args:
         state: built, at step 0.
         init: the run file's `init`.
-        code_folder: the run file's folder.
         telemetry: receives notes about what was loaded and what was not.
         seed: `train.seed`, for a user's function.
 
@@ -203,8 +199,8 @@ def _of_source(
         remarks = [f"by the last parts of their names: {', '.join(matching.by_end)}"] if matching.by_end else []
         whole = source.include == ("*",) and not source.exclude and not source.rename
         if contents.by_position is not None and whole and not (matching.complete and not matching.by_end):
-            found = contents.by_position()
-            if found is not None:
+            found = contents.by_position() or {}
+            if len(found) > len(matching.values) or (matching.by_end and len(found) == len(matching.values)):
                 matching = match(wanted, [SourceVariable((path,), value) for path, value in found.items()], source)
                 remarks = [_BY_POSITION]
     report = _report(source, location, contents, matching, remarks)
@@ -330,26 +326,18 @@ def _target_variables(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[
 def _load_by_position(
     state: TrainState, targets: Mapping[str, Leaf], model: keras.Model, file: Path, again: Path
 ) -> Mapping[str, Array] | None:
-    """Load a file into the model, or a part of it, and return that part's values; None if it does not fit."""
-    # The whole state: Keras also loads the optimizer's variables from the file.
-    before = [(part, part.numpy()) for leaf in state.leaves for part in leaf.components]
+    """Load a file into the model, or a part of it, and return what it has for that part; None if it does not fit."""
+    below = {id(variable.value) for variable in model.variables}
+    parts = {path: leaf for path, leaf in targets.items() if model is state.model or id(leaf.variable) in below}
+
+    def load() -> None:
+        model.load_weights(file)
+        model.save_weights(again)
+
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about ignored entries; comparing the files finds these
-            model.load_weights(file)
-            model.save_weights(again)
+        return values_in_file(parts, state.leaves, load)
     except ValueError:
         return None  # Keras finds that it does not fit
-    else:
-        below = {id(variable.value) for variable in model.variables}
-        return {
-            path: np.array(leaf.components[0].numpy())
-            for path, leaf in targets.items()
-            if model is state.model or id(leaf.variable) in below
-        }
-    finally:
-        for part, value in before:
-            part.assign(value)
 
 
 def _assign(leaf: Leaf, value: Array) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tasks.foundation.contracts.run_spec import WeightsSource
-from tasks.foundation.errors import ModelError, WeightsError
-from tasks.foundation.log.files import FIRST_ENTRY
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.user_code import require_function
+from baton.tasks.foundation.contracts.run_spec import WeightsSource
+from baton.tasks.foundation.errors import ModelError, WeightsError
+from baton.tasks.foundation.log.files import FIRST_ENTRY
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.user_functions import require_function
 
 Kind = Literal["function", "hdf5", "keras", "preset", "saved_model", "checkpoint", "run"]
 
@@ -52,7 +52,6 @@ def locate_weights(source: WeightsSource, code_folder: Path) -> WeightsLocation:
 
     Args:
         source: names a function, an absolute path, a path relative to `code_folder`, or an address such as gs://….
-        code_folder: the run file's folder.
 
     Raises:
         WeightsError: there is nothing, or nothing of a known kind.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.run_spec import WeightsSource
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.model.variables import matches_path
+from baton.tasks.foundation.contracts.run_spec import WeightsSource
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.foundation.model.variables import matches_path
 
 Array = npt.NDArray[Any]
 

@@ -28,15 +28,21 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tasks.foundation.checkpoint.selection import read_selected
-from tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
-from tasks.foundation.checkpoint.verify import fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.messages import shown
-from tasks.foundation.state.digest import stored_name
-from tasks.foundation.storage.interface import Storage
-from tasks.init_or_restore.weights.matching import Array, SourceContents, SourceVariable, as_array, with_unique_names
+from baton.tasks.foundation.checkpoint.selection import read_selected
+from baton.tasks.foundation.checkpoint.tensor_bundle import PREFIX, bundle_errors
+from baton.tasks.foundation.checkpoint.verify import fetch, read_manifest
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.foundation.state.digest import stored_name
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import shown
+from baton.tasks.init_or_restore.weights.matching import (
+    Array,
+    SourceContents,
+    SourceVariable,
+    as_array,
+    with_unique_names,
+)
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

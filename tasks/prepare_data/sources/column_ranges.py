@@ -14,21 +14,23 @@ from itertools import chain, groupby, islice
 import google_crc32c
 import numpy as np
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.columns import range_bytes, read_columns
-from tasks.foundation.dataset.features import Array, unflatten
-from tasks.foundation.errors import DamagedDataset, SourceChanged, SourceError
-from tasks.foundation.machine.processes import available_bytes
-from tasks.prepare_data.sources.image_folders import decode_image_file
-from tasks.prepare_data.sources.source import ExampleChecker, InPlace, LocatedExample, Range
-from tasks.prepare_data.sources.source_files import Fingerprint, SourceFile, require_unchanged
-from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.columns import range_bytes, read_columns
+from baton.tasks.foundation.dataset.features import Array, unflatten
+from baton.tasks.foundation.errors import DamagedDataset, SourceChanged, SourceError
+from baton.tasks.foundation.machine.processes import available_bytes
+from baton.tasks.prepare_data.sources.image_folders import decode_image_file
+from baton.tasks.prepare_data.sources.source import ExampleChecker, InPlace, LocatedExample, Range
+from baton.tasks.prepare_data.sources.source_files import Fingerprint, SourceFile, require_unchanged
+from baton.tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 # Ranges that are decoded at once; twice as many are in memory.
 _WORKERS = 2
 # Images of one range that are decoded at once.
 _IMAGE_WORKERS = min(os.cpu_count() or 1, 16)
 _BUFFER_BYTES = 1 << 20
+# Called with a range, its head and its bytes, before they are decoded.
+Inspect = Callable[[Range, bytes, bytes], None]
 
 
 def ranges_in_place(
@@ -36,41 +38,48 @@ def ranges_in_place(
     found: Fingerprint,
     planned: Callable[[int | None], Iterable[Range]],
     features: tuple[Feature, ...],
+    *,
+    inspect: Inspect | None = None,
 ) -> InPlace:
     """Return the examples of files that stay where they are.
 
     Args:
-        files: the files of the source.
         found: what they were when the source was opened; a file that changes while it is read is refused.
         planned: returns the ranges, see `checked_ranges`, given the examples of a range; None: about 32 MiB of bytes.
         features: what is read of each range.
+        inspect: raises an error for a range that must not be decoded.
     """
     return InPlace(
         features=features,
         ranges=lambda checker, records: require_unchanged(
-            files, found, checked_ranges(files, planned(records), features, checker)
+            files, found, checked_ranges(files, planned(records), features, checker, inspect=inspect)
         ),
     )
 
 
 def checked_ranges(
-    files: Sequence[SourceFile], planned: Iterable[Range], features: Sequence[Feature], checker: ExampleChecker
+    files: Sequence[SourceFile],
+    planned: Iterable[Range],
+    features: Sequence[Feature],
+    checker: ExampleChecker,
+    *,
+    inspect: Inspect | None = None,
 ) -> Iterator[Range]:
     """Read and check ranges of files, each once, and yield them with their checksums.
 
     Args:
-        files: the files of the source.
         planned: the ranges, with any `crc32c` and `layout.head_crc32c`, each with a `layout` and at least one record.
             Those of one file follow each other in ascending order. `path` is the file's `uri`.
         features: what is read of each range, see `columns.read_columns`.
         checker: checks every value.
+        inspect: see `ranges_in_place`.
 
     Raises:
         SourceError: bytes cannot be read as the layout says, or a value is refused; names the file and the row.
         SourceChanged: a file has become shorter.
         DamagedInTransit: other bytes arrived than the store has.
     """
-    for found, first, arrays in _read_ranges(files, planned, features, images=False):
+    for found, first, arrays in _read_ranges(files, planned, features, images=False, inspect=inspect):
         checker.check_rows(partial(_where, found.path, first), arrays, features)
         yield found
 
@@ -94,7 +103,12 @@ def copied_examples(
 
 
 def _read_ranges(
-    files: Sequence[SourceFile], planned: Iterable[Range], features: Sequence[Feature], *, images: bool
+    files: Sequence[SourceFile],
+    planned: Iterable[Range],
+    features: Sequence[Feature],
+    *,
+    images: bool,
+    inspect: Inspect | None = None,
 ) -> Iterator[tuple[Range, int, dict[str, Array]]]:
     """Yield each range with the row of its file that it begins with, and its values."""
     by_uri = {file.uri: file for file in files}
@@ -107,7 +121,7 @@ def _read_ranges(
     of_files = groupby(chain(first, ranges), key=lambda each: each.path)
     # The next file is read while the last ranges of this one are decoded: many files have a single range.
     data = chain.from_iterable(_with_bytes(by_uri[uri], ranges) for uri, ranges in of_files)
-    yield from map_ahead(partial(_read, features=features, images=images), data, workers=workers)
+    yield from map_ahead(partial(_read, features=features, images=images, inspect=inspect), data, workers=workers)
 
 
 def _where(uri: str, first: int, row: int) -> str:
@@ -162,13 +176,15 @@ def _end(each: Range) -> int:
 
 
 def _read(
-    found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature], images: bool
+    found: tuple[Range, int, bytes, bytes], *, features: Sequence[Feature], images: bool, inspect: Inspect | None
 ) -> tuple[Range, int, dict[str, Array]]:
     """Return a range with its checksums, the records before it, and its values; of images the files or `images`."""
     planned, first, head, body = found
     layout = planned.layout
     if layout is None:
         raise ValueError(f"{planned.path} is a TFRecord file")
+    if inspect is not None:
+        inspect(planned, head, body)
     crc32c, head_crc32c = (f"{google_crc32c.value(data):08x}" for data in (body, head))
     read = dataclasses.replace(planned, crc32c=crc32c, layout=layout.model_copy(update={"head_crc32c": head_crc32c}))
     try:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import STRING
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.source import suggestion
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.columns import is_list
+from baton.tasks.foundation.dataset.features import STRING
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.sources.source import suggestion
 
-Fill = float | int | str
+Fill = bool | float | int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class ColumnType:
             encoding="array" if vocabulary else self.encoding,
             stacked=stacked,
             vocabulary=tuple(vocabulary),
-            fill=fill,
+            fill=int(fill) if isinstance(fill, bool) else fill,
         )
 
 
@@ -87,7 +88,6 @@ def column_type(
         field: a `pyarrow.Field`, its name as in the run file.
         where: the file, for messages.
         floats: the dtype of floating numbers.
-        known: what is known of it besides.
         image: (height, width, channels) of its images; empty: not known.
         sequences: whether lists of any length are allowed; `data.pad` or `data.pack` is set.
 
@@ -98,12 +98,12 @@ def column_type(
 
     kind, is_dictionary = field.type, False
     if isinstance(kind, pa.FixedShapeTensorType):
-        known, kind = KnownColumn(shape=tuple(kind.shape)), kind.storage_type
+        known = KnownColumn(shape=_tensor_shape(field, where))
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):
         kind, is_dictionary = kind.value_type, True
-    shape, is_sequence, kind = _lists(kind, known.shape)
+    shape, is_sequence, kind = _lists(field, kind, known.shape, where)
     encoding: Literal["array", "text", "image"] = "array"
     if pa.types.is_null(kind):  # a CSV column without a value
         dtype = floats
@@ -124,6 +124,16 @@ def column_type(
             f"{{{field.name}: [n]}}"
         )
     return ColumnType(dtype=dtype, shape=shape, encoding=encoding, is_sequence=is_sequence, is_dictionary=is_dictionary)
+
+
+def _tensor_shape(field: Any, where: object) -> tuple[int, ...]:
+    order = field.type.permutation
+    if order is not None and list(order) != sorted(order):
+        raise SourceError(
+            f"{where}: the column {field.name!r} is {field.type}, whose values are not in the order of its dimensions; "
+            "write it without a permutation, or leave it out: name the columns under data.options.x"
+        )
+    return tuple(field.type.shape)
 
 
 def stacked_type(types: Mapping[str, ColumnType], *, key: str, floats: str) -> ColumnType:
@@ -156,22 +166,34 @@ def require_fill(column: str, fill: Fill, kind: ColumnType, vocabulary: Sequence
         if fill not in vocabulary:
             raise RunFileError(f"{at}: is not in its vocabulary; {suggestion(str(fill), vocabulary)}")
     elif (kind.encoding == "text") != isinstance(fill, str) or (
-        not isinstance(fill, str) and np.dtype(kind.dtype).kind != "f" and np.asarray(fill).astype(kind.dtype) != fill
+        not isinstance(fill, str)
+        and np.dtype(kind.dtype).kind != "f"
+        and (abs(fill) >= 2**64 or np.asarray(fill).astype(kind.dtype) != fill)
     ):
         raise RunFileError(f"{at}: the column is {kind}; give a value that it can hold")
 
 
-def _lists(kind: Any, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], bool, Any]:
+def _lists(field: Any, kind: Any, shape: tuple[int, ...] | None, where: object) -> tuple[tuple[int, ...], bool, Any]:
     """Return the shape that nested lists have, whether the first dimension varies, and the type of their values."""
     import pyarrow as pa
 
-    found: list[int | None] = []
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    whole, found = kind, list[int | None]()
+    while is_list(kind):
         found.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
         kind = kind.value_type
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
+    if 0 in found:
+        raise SourceError(
+            f"{where}: the column {field.name!r} is {whole}: lists without values; leave it out: name the columns "
+            "under data.options.x"
+        )
     if shape is not None and found:
+        if len(shape) < len(found):
+            raise SourceError(
+                f"{where}: the column {field.name!r} is {whole}, and {list(shape)} says the lengths of the outer lists "
+                f"alone; set data.options.shapes: {{{field.name}: [{', '.join('nmkl'[: len(found)])}]}}"
+            )
         return shape, False, kind
     fixed = tuple(size for size in found[bool(found and found[0] is None) :] if size is not None)
     if len(fixed) + (None in found[:1]) != len(found):

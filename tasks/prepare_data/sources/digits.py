@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
 
 _EXAMPLES = 1797
 _BRIGHTEST = 16

@@ -9,31 +9,31 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import CLASSES
-from tasks.foundation.errors import ModelError, RunFileError, SourceError
-from tasks.foundation.messages import counted, message
-from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_after_import
-from tasks.foundation.telemetry.events import Note
-from tasks.foundation.user_code import in_user_folder, load_function
-from tasks.foundation.user_errors import user_error
-from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
-from tasks.prepare_data.sources.refused_forms import (
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import CLASSES
+from baton.tasks.foundation.errors import ModelError, RunFileError, SourceError
+from baton.tasks.foundation.model.saved_code import module_digest
+from baton.tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_after_import
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.foundation.text import counted, message
+from baton.tasks.foundation.user_functions import in_user_folder, load_function
+from baton.tasks.foundation.user_traceback import user_error
+from baton.tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
+from baton.tasks.prepare_data.sources.refused_forms import (
     endless_error,
     endless_warning,
     refuse_several_sets,
     refuse_two_readings,
     require_end,
 )
-from tasks.prepare_data.sources.returned_arrays import (
+from baton.tasks.prepare_data.sources.returned_arrays import (
     columns_of,
     dataset_is_batched,
     describe_parts,
@@ -45,7 +45,7 @@ from tasks.prepare_data.sources.returned_arrays import (
     is_tf_dataset,
     number_of_batches,
 )
-from tasks.prepare_data.sources.source import LocatedExample, Source, suggestion
+from baton.tasks.prepare_data.sources.source import LocatedExample, OpenedFiles, Source, suggestion
 
 T = TypeVar("T")
 # Entered while the user's code runs.
@@ -61,6 +61,7 @@ _FIRST_EPOCH = (
     "and set data.batched: true"
 )
 _PARTS = {"x", "y", "sample_weight"}
+_OPENED_BY_IMPORT: dict[tuple[Path, str], OpenedFiles] = {}
 
 
 def call_user(reference: str, work: Callable[[], T], surroundings: Surroundings, *, what: str = "") -> T:
@@ -337,7 +338,7 @@ def function(
     """Open a source of what the function returns or yields; it is called with the options as keyword arguments.
 
     Its content is its code, the code of modules that it imports from its folder or package, the options, and
-    `data.version`: change the version when the data behind the function has changed.
+    `data.version`. The files that it opens are known once it is read; change the version where `NOT_SEEN` holds.
 
     Args:
         data: the run file's `data`; its source is `data.py:load` or `package.module:load`.
@@ -351,10 +352,15 @@ def function(
         RunFileError: the function does not accept these options.
     """
     reference, options = data.source, data.options
+    watch, at_import = OpenedFiles(folder), OpenedFiles(folder)
     try:
-        load = load_function(reference, folder, seed=seed, key="data.source")
+        with at_import:
+            load = load_function(reference, folder, seed=seed, key="data.source")
     except ModelError as fault:
         raise SourceError(str(fault)) from fault
+    # A module is imported once per process.
+    watch.include(_OPENED_BY_IMPORT.setdefault((folder.absolute(), reference.partition(":")[0]), at_import))
+    watch.add(options.values())
     # A file may contain several functions, so the name is part of the content; the file's path is not.
     content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
@@ -375,6 +381,7 @@ def function(
             returned = call_user(reference, lambda: load(**options), surroundings)
         if names := call_user(reference, lambda: class_names_of(returned), surroundings):
             origin[CLASSES] = json.dumps(names)
+        watch.add([getattr(returned, "file_paths", ())])  # of Keras's datasets of directories
         reader = Reader(
             reference=reference,
             options=options,
@@ -389,13 +396,19 @@ def function(
         yield from _first(reader.read(returned), data.examples, reference=reference, note=note)
 
     # For the whole pass: TensorFlow's threads read ahead between two examples, and open files by relative names.
+    @contextmanager
+    def whole_pass() -> Iterator[None]:
+        with in_user_folder(folder), watch:
+            yield
+
     return Source(
         content=content,
         settings=options,
         origin=origin,
         length=None,
         read=read,
-        surroundings=lambda: in_user_folder(folder),
+        surroundings=whole_pass,
+        opened=watch.files,
     )
 
 

@@ -2,27 +2,26 @@
 
     save_to_disk   dataset_dict.json names the splits; in the folder of each, state.json lists files of Arrow, and
                    dataset_info.json has the features
-    hub's layout   README.md says in its YAML which Parquet files form which split of which configuration; without
-                   that, their names do: data/train-00000-of-00002.parquet
+    hub's layout   the names of Parquet files say of which split they are: data/train-00000-of-00002.parquet; a
+                   configuration is a folder
 
 Only names and these small files are read. A folder that lacks some of its files is refused: fewer examples would be
 another dataset.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.foundation.messages import listed
-from tasks.prepare_data.sources.source import suggestion
-from tasks.prepare_data.sources.source_files import SourceFile, find_files, matches
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.foundation.text import listed
+from baton.tasks.prepare_data.sources.source import suggestion
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files
 
 _DICT, _STATE, _INFO, README = "dataset_dict.json", "state.json", "dataset_info.json", "README.md"
 _PARQUET = ".parquet"
@@ -35,7 +34,6 @@ _SPLIT_WORDS = {
     "test": {"test", "testing", "eval", "evaluation"},
 }
 _WORDS = re.compile(r"[^-._ 0-9]+")
-_NO_CONFIG = "default"
 
 
 class _SplitNames(Contract, title="list of splits"):
@@ -48,7 +46,7 @@ class _DataFile(Contract):
     filename: str = Field(min_length=1)
 
 
-class _State(Contract, title="state of a saved dataset"):
+class _StateFile(Contract, title="state of a saved dataset"):
     """state.json."""
 
     data_files: tuple[_DataFile, ...] = Field(alias="_data_files", min_length=1)
@@ -76,10 +74,7 @@ def find_split(path: str, folder: Path, *, config: str | None, split: str) -> Sp
     """Find the files of a split in a folder.
 
     Args:
-        path: the folder, as in the run file.
-        folder: the run file's folder.
-        config: the configuration, of the hub's layout; None: the one there is, or the default.
-        split: its name.
+        config: the configuration, a folder of the hub's layout; None: there is one.
 
     Raises:
         RunFileError: there is no such split or configuration.
@@ -98,8 +93,7 @@ def find_split(path: str, folder: Path, *, config: str | None, split: str) -> Sp
         _require_no_config(config, str(files[_STATE]))
         return _saved(files, "", split=split, where=path)
     shown = [name for name in files if not is_hidden(name)]
-    readme = front_matter(files[README].read(), str(files[README])) if README in files else {}
-    chosen = split_of_layout(shown, readme, config=config, split=split, where=path)
+    chosen = split_of_layout(shown, config=config, split=split, where=path)
     return SplitFiles(files=[files[name] for name in chosen])
 
 
@@ -115,7 +109,7 @@ def _saved(files: Mapping[str, SourceFile], below: str, *, split: str | None, wh
     state_file = files.get(below + _STATE)
     if state_file is None:
         raise SourceError(f"{where}: has no {_STATE}; copy the whole folder that save_to_disk wrote")
-    state = _State.from_json(state_file.read(), where=str(state_file), error=SourceError)
+    state = _StateFile.from_json(state_file.read(), where=str(state_file), error=SourceError)
     if state.indices or state.older_indices:
         raise SourceError(
             f"{state_file}: the rows have an order or a selection of their own (an indices mapping); save "
@@ -142,74 +136,50 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith((".", "__")) for part in name.split("/"))
 
 
-def front_matter(data: bytes, where: str) -> dict[str, Any]:
-    """Return the YAML between the lines `---` at the beginning of a README.md.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
-    try:
-        lines = data.decode("utf-8-sig").splitlines()
-        if not lines or lines[0].rstrip() != "---":
-            return {}
-        end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
-        found = yaml.safe_load("\n".join(lines[1:end])) or {}
-    except (yaml.YAMLError, RecursionError, ValueError) as fault:
-        raise SourceError(f"{where}: the YAML at its beginning cannot be read: {fault}; correct it") from fault
-    if not isinstance(found, dict):
-        raise SourceError(f"{where}: the YAML at its beginning is not a mapping; correct it")
-    return found
-
-
-def split_of_layout(
-    names: Sequence[str], readme: Mapping[str, Any], *, config: str | None, split: str, where: str
-) -> list[str]:
-    """Return the Parquet files of a split by the hub's conventions, in order.
+def split_of_layout(names: Sequence[str], *, config: str | None, split: str, where: str) -> list[str]:
+    """Return the Parquet files of a split by the hub's names of files and folders, in order.
 
     Args:
         names: all files of the repository, relative to it.
-        readme: the YAML of its README.md.
-        config: the configuration; None: the one there is, or the default.
-        split: its name.
+        config: the configuration, which is a folder; None: there is one.
         where: the repository, for messages.
 
     Raises:
-        RunFileError: there is no such split or configuration.
-        SourceError: its files are no Parquet files, or one of them is missing.
+        RunFileError: there is no such split or configuration, or there are several.
+        SourceError: it has no Parquet files, or one of them is missing.
     """
-    names = sorted(names)
-    configs = _configs(readme, where)
-    if configs:
-        splits = _splits_of_config(_chosen_config(configs, config, where), names, where)
-    else:  # as in the branch refs/convert/parquet, a configuration is a folder
-        splits = _splits_of_config({"data_dir": config}, names, where)
-        if config is not None and not splits:
-            folders = sorted({name.partition("/")[0] for name in names if "/" in name and name.endswith(_PARQUET)})
-            raise RunFileError(
-                f"data.options.config: {config!r}: {where} has no such folder, and no README.md that describes "
-                f"configurations; {suggestion(config, folders)}"
-            )
-    if not splits:
+    tables = [name for name in sorted(names) if name.lower().endswith(_PARQUET)]
+    below = "" if config is None else f"{config}/"
+    inside = [name.removeprefix(below) for name in tables if name.startswith(below)]
+    if not inside and config is not None:
+        folders = sorted({name.partition("/")[0] for name in tables or names if "/" in name})
+        raise RunFileError(
+            f"data.options.config: {config!r}: {where} has no such folder of Parquet files; "
+            f"{suggestion(config, folders)}"
+        )
+    if not inside:
         raise SourceError(
-            f"{where}: is no saved dataset, and has no Parquet files but {listed(names) or 'nothing'}; "
+            f"{where}: is no saved dataset, and has no Parquet files but {listed(sorted(names)) or 'nothing'}; "
             "name the folder that save_to_disk wrote, or a folder of Parquet files"
         )
+    splits = _splits_by_names(inside)
     if split not in splits:
         raise RunFileError(f"data.options.split: {split!r}: {where} has no such split; {suggestion(split, splits)}")
-    chosen = splits[split]
-    others = [name for name in chosen if not name.endswith(_PARQUET)]
-    if others or not chosen:
-        what = f"has {listed(others)}" if others else "has no files"
-        raise SourceError(
-            f"{where}: the split {split!r} {what}, and this source reads Parquet files; convert it with "
-            "dataset.to_parquet, or read it with another source"
+    words = _SPLIT_WORDS.get(split, {split})
+    folders = sorted({name.partition("/")[0] for name in splits[split] if "/" in name})
+    others = [folder for folder in folders if "=" not in folder and not words & set(_WORDS.findall(folder))]
+    if config is None and len(others) > 1:
+        raise RunFileError(
+            f"data.options.config is missing: {where} has the split {split!r} in several folders; set one of "
+            f"{listed(others)}, or read them all with the source table"
         )
-    _require_all_shards(chosen, names, where)
+    chosen = [below + name for name in splits[split]]
+    _require_all_shards(chosen, tables, where)
     return chosen
 
 
 def _require_all_shards(chosen: Sequence[str], names: Sequence[str], where: str) -> None:
-    """Refuse a copy without some of the numbered files of the split; README.md may leave some out."""
+    """Refuse a copy without some of the numbered files of the split."""
     shards = [found for name in names if (found := _SHARD.fullmatch(name))]
     used = {(found[1], found[3]) for found in shards if found[0] in chosen}
     for before, count in sorted(used):
@@ -220,74 +190,6 @@ def _require_all_shards(chosen: Sequence[str], names: Sequence[str], where: str)
                 f"{where}: {before}-{missing:05d}-of-{count} is missing: there are {len(indices)} of {int(count)} such "
                 "files; copy the others too"
             )
-
-
-def _configs(readme: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    configs = readme.get("configs") or []
-    if not isinstance(configs, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("config_name", _NO_CONFIG), str) for each in configs
-    ):
-        raise SourceError(f"{where}/{README}: configs is not a list of mappings with a config_name; correct it")
-    return [each for each in configs if "data_files" in each or "data_dir" in each]
-
-
-def _chosen_config(configs: Sequence[dict[str, Any]], config: str | None, where: str) -> dict[str, Any]:
-    by_name = {each.get("config_name", _NO_CONFIG): each for each in configs}
-    if config is not None:
-        if config not in by_name:
-            raise RunFileError(
-                f"data.options.config: {config!r}: {where} has no such configuration; {suggestion(config, by_name)}"
-            )
-        return by_name[config]
-    default = [each for each in configs if each.get("default") is True]
-    if len(configs) == 1 or default:
-        return (default or configs)[0]
-    if _NO_CONFIG in by_name:
-        return by_name[_NO_CONFIG]
-    raise RunFileError(
-        f"data.options.config is missing: {where} has several configurations; set one of {listed(sorted(by_name))}"
-    )
-
-
-def _splits_of_config(config: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, list[str]]:
-    """Return the files of each split of a configuration of README.md."""
-    folder = str(config.get("data_dir") or "").strip("/")
-    below = f"{folder}/" if folder and folder != "." else ""
-    listing = config.get("data_files")
-    if listing is None:
-        inside = [name for name in names if name.startswith(below) and name.endswith(_PARQUET)]
-        return {
-            split: [below + name for name in found]
-            for split, found in _splits_by_names([name.removeprefix(below) for name in inside]).items()
-        }
-    splits: dict[str, list[str]] = {}
-    for split, pattern in _patterns(listing, where):
-        parts = (below + pattern.removeprefix("./")).split("/")
-        found = [name for name in names if matches(name.split("/"), parts) or name.startswith("/".join(parts) + "/")]
-        if not found:
-            raise SourceError(
-                f"{where}/{README}: the split {split!r} consists of {pattern!r}, and no file has such a name; copy "
-                "the whole repository, or correct it"
-            )
-        splits[split] = list(dict.fromkeys([*splits.get(split, []), *found]))
-    return splits
-
-
-def _patterns(listing: object, where: str) -> Iterator[tuple[str, str]]:
-    """Yield (split, pattern) of `data_files`: a pattern, or a list of them, or of those of each split."""
-    each: Any
-    for each in listing if isinstance(listing, list) else [listing]:
-        one: dict[str, Any] = each if isinstance(each, dict) else {"split": "train", "path": each}
-        split, path = one.get("split"), one.get("path")
-        paths: list[Any] = path if isinstance(path, list) else [path]
-        if not isinstance(split, str) or not paths or not all(isinstance(part, str) and part for part in paths):
-            raise SourceError(f"{where}/{README}: data_files has {each!r}; write a split and a path")
-        if any("://" in part for part in paths):
-            raise SourceError(
-                f"{where}/{README}: data_files has {each!r}, which is not in this repository; download these files, "
-                "and read them with the source table"
-            )
-        yield from ((split, part) for part in paths)
 
 
 def _splits_by_names(names: Sequence[str]) -> dict[str, list[str]]:

@@ -22,23 +22,22 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from tasks.foundation.contracts.data_spec import hub_folder
-from tasks.foundation.contracts.dataset import CLASSES
-from tasks.foundation.errors import DamagedInTransit, RunFileError, SourceError
-from tasks.foundation.messages import abridged
-from tasks.prepare_data.sources.column_types import KnownColumn
-from tasks.prepare_data.sources.hub_layouts import (
+from baton.tasks.foundation.contracts.data_spec import hub_folder
+from baton.tasks.foundation.contracts.dataset import CLASSES
+from baton.tasks.foundation.errors import DamagedInTransit, RunFileError, SourceError
+from baton.tasks.foundation.text import abridged
+from baton.tasks.prepare_data.sources.column_types import KnownColumn
+from baton.tasks.prepare_data.sources.hub_layouts import (
     README,
     SplitFiles,
     find_split,
-    front_matter,
     is_hidden,
     split_of_layout,
 )
-from tasks.prepare_data.sources.source import Source, parse_options
-from tasks.prepare_data.sources.source_files import SourceFile, find_files, local_path
-from tasks.prepare_data.sources.table import TableOptions, all_columns, table_source
-from tasks.prepare_data.sources.table_files import CsvForm, form_of, schema_of
+from baton.tasks.prepare_data.sources.source import Source, parse_options
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files, local_path
+from baton.tasks.prepare_data.sources.table import TableOptions, all_columns, table_source
+from baton.tasks.prepare_data.sources.table_files import CsvForm, form_of, schema_of
 
 # Features that are read; others, such as Audio and Video, are files that Baton does not decode.
 _READ = re.compile("Value|ClassLabel|Image|Array[2-5]D")
@@ -65,7 +64,7 @@ class HuggingfaceOptions(TableOptions):
     config: str | None = Field(
         default=None,
         min_length=1,
-        description="a configuration of README.md, or the folder of one; by default the only",
+        description="a configuration, which is a folder of Parquet files; needed if there are several",
     )
     split: str = Field(default="train", min_length=1, description="the name of a split, such as train")
 
@@ -100,7 +99,6 @@ def huggingface(options: Mapping[str, Any], folder: Path, *, sequences: bool) ->
 
     Args:
         options: `data.options`, see `HuggingfaceOptions`.
-        folder: the run file's folder.
         sequences: lists of any length are allowed; `data.pad` or `data.pack` is set.
 
     Raises:
@@ -179,9 +177,7 @@ def download_split(name: str, revision: str, folder: Path, *, config: str | None
     Args:
         name: of the repository, such as `stanfordnlp/imdb`.
         revision: the commit.
-        folder: the run file's folder.
         config: see `find_split`.
-        split: its name.
 
     Raises:
         RunFileError: the hub has no such repository or commit, or that has no such split or configuration.
@@ -216,16 +212,11 @@ def download_split(name: str, revision: str, folder: Path, *, config: str | None
     try:
         tree = known()
     except CachedRepoTreeNotFoundError:
-        fetch(README)
+        fetch(README)  # the list of all files comes with it
         with _hub_errors(where):
             tree = known()
     names = [each.path for each in tree if not is_hidden(each.path)]
-    readme: dict[str, Any] = {}
-    if README in names:
-        if not (snapshot / README).exists():
-            fetch(README)
-        readme = front_matter((snapshot / README).read_bytes(), f"{where}/{README}")
-    chosen = split_of_layout(names, readme, config=config, split=split, where=where)
+    chosen = split_of_layout(names, config=config, split=split, where=where)
     missing = [each for each in chosen if not (snapshot / each).exists()]
     if missing:
         fetch(*chosen)
@@ -240,19 +231,10 @@ def _hub_errors(where: str) -> Iterator[None]:
 
     try:
         yield
-    except errors.GatedRepoError as fault:
-        raise SourceError(
-            f"data.options.name: {where}: the hub asks for consent; accept its terms there, and log in with "
-            "hf auth login"
-        ) from fault
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as fault:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as fault:
         raise RunFileError(
-            f"data.options.name: {where}: the hub has no such dataset, or it is private; correct the name, or log in "
-            "with hf auth login"
-        ) from fault
-    except errors.RevisionNotFoundError as fault:
-        raise RunFileError(
-            f"data.options.revision: {where}: the hub has no such commit of this dataset; correct it"
+            f"data.options.name: {where}: the hub has no such dataset or no such commit of it, or asks you to log in; "
+            "correct name and revision, or accept its terms on the hub and run hf auth login"
         ) from fault
     except (errors.EntryNotFoundError, OSError) as fault:
         said = abridged(str(fault).splitlines()[0])
@@ -318,8 +300,6 @@ def _columns_of(name: str, feature: Any, lists: tuple[int | None, ...]) -> Itera
     own = tuple(feature["shape"]) if kind.startswith("Array") else ()
     lengths = (*lists, *own)
     shape = None if None in lengths else tuple(int(length) for length in lengths if length is not None)
-    classes: tuple[str, ...] = ()
-    if kind == "ClassLabel":
-        names = feature.get("names") or [str(number) for number in range(int(feature.get("num_classes") or 0))]
-        classes = tuple(map(str, names))
+    # A number of classes alone names none.
+    classes = tuple(map(str, feature.get("names") or ())) if kind == "ClassLabel" else ()
     yield name, HubColumn(kind=kind, shape=shape, classes=classes)

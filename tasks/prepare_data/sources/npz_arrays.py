@@ -3,29 +3,22 @@
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
-from numpy.lib import format as npy
 from pydantic import Field
 
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.returned_arrays import FLOATX, floatx
-from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged
+from baton.tasks.foundation.dataset.features import MOST_EXAMPLE_BYTES, MOST_NPY_HEADER_BYTES, Array, npy_header
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.sources.returned_arrays import FLOATX, floatx
+from baton.tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options, suggestion
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged
 
 _CHUNK_BYTES = 1 << 20
-
-# NumPy publishes these functions without types.
-_ReadHeader = Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]]
-_read_magic: Callable[[IO[bytes]], tuple[int, int]] = npy.read_magic
-_read_header_1_0: _ReadHeader = npy.read_array_header_1_0
-_read_header_2_0: _ReadHeader = npy.read_array_header_2_0
 
 
 class NpzOptions(Options):
@@ -42,6 +35,11 @@ class _Header:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran_order: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one example."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
 def npz(options: Mapping[str, Any], folder: Path) -> Source:
@@ -74,7 +72,7 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
         origin=found.origin,
         length=headers[0].shape[0],
         read=lambda: require_unchanged(files, found, _read(file, names, floats)),
-        confirm=file.confirm,
+        files=files,
     )
 
 
@@ -97,8 +95,17 @@ def _headers(file: SourceFile, names: Mapping[str, str]) -> list[_Header]:
     with _archive(file, whole=False) as archive:
         for key, name in names.items():
             with _member(archive, file, key, name) as (_, header):
-                if not header.shape or not header.shape[0]:
-                    raise SourceError(f"{file}: {name} has shape {header.shape}, which has no examples")
+                if not header.shape or not header.shape[0] or not header.row_bytes:
+                    raise SourceError(
+                        f"{file}: {name} has shape {header.shape} of {header.dtype}, which has no examples"
+                    )
+                # In Fortran order the rows are interleaved, so the array cannot be read row by row.
+                held = header.row_bytes * (header.shape[0] if header.fortran_order else 1)
+                if held > MOST_EXAMPLE_BYTES:
+                    remedy = "save np.ascontiguousarray of it" if header.fortran_order else "save smaller rows"
+                    raise SourceError(
+                        f"{file}: {name} has {held} bytes in one piece, over {MOST_EXAMPLE_BYTES}; {remedy}"
+                    )
                 found[name] = header
     lengths = {name: header.shape[0] for name, header in found.items()}
     if len(set(lengths.values())) > 1:
@@ -118,11 +125,29 @@ def _read(file: SourceFile, names: Mapping[str, str], floats: str) -> Iterator[L
             yield f"{file}, example {index}", row
 
 
+class _Bounded:
+    """A file of which no read is larger than `most`: sizes of the directory of a zip, and of headers, stand in it."""
+
+    def __init__(self, opened: IO[bytes], most: int) -> None:
+        self._opened, self._most = opened, most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self._most:
+            raise zipfile.BadZipFile(f"a part of {size} bytes, more than {self._most}")
+        return self._opened.read(size)
+
+
 @contextmanager
 def _archive(file: SourceFile, *, whole: bool) -> Iterator[zipfile.ZipFile]:
     """Open the archive. `whole`: the caller reads each array to its end, where zipfile compares its CRC-32."""
     try:
-        with file.open(has_checksums=whole) as opened, zipfile.ZipFile(opened) as archive:
+        with (
+            file.open(has_checksums=whole) as opened,
+            zipfile.ZipFile(cast(IO[bytes], _Bounded(opened, MOST_EXAMPLE_BYTES))) as archive,
+        ):
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as fault:
         raise SourceError(f"{file}: is not a valid .npz file ({fault}); write it with numpy.savez") from fault
@@ -134,26 +159,22 @@ def _member(archive: zipfile.ZipFile, file: SourceFile, key: str, name: str) -> 
     if name not in known:
         raise RunFileError(f"data.options.{key}: {name!r}: {file} has no such array; {suggestion(name, known)}")
     with archive.open(f"{name}.npy") as member:
+        begin = cast(IO[bytes], _Bounded(member, MOST_NPY_HEADER_BYTES))
         try:
-            version = _read_magic(member)
-            shape, fortran_order, dtype = (_read_header_1_0 if version == (1, 0) else _read_header_2_0)(member)
+            dtype, shape, fortran_order, _ = npy_header(begin, archive.getinfo(f"{name}.npy").file_size)
         except ValueError as fault:
-            raise SourceError(f"{file}: {name} cannot be read ({fault}); write it with numpy.savez") from fault
-        if dtype.hasobject:
-            raise SourceError(f"{file}: {name} has dtype object; save numbers with a fixed width, such as float32")
+            raise SourceError(f"{file}: {name} {fault}") from fault
         yield member, _Header(shape=shape, dtype=dtype, fortran_order=fortran_order)
 
 
 def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header, floats: str) -> Iterator[Array]:
     dtype = np.dtype(floats) if header.dtype.kind == "f" else header.dtype
     if header.fortran_order:
-        # In Fortran order the rows are interleaved, so the array cannot be read row by row.
-        values = np.frombuffer(member.read(), header.dtype)
-        yield from _cast(values.reshape(header.shape, order="F"), dtype)
+        values = np.frombuffer(member.read(), header.dtype).reshape(header.shape, order="F")
+        yield from (_cast(values[row], dtype) for row in range(len(values)))
         return
-    row_shape = header.shape[1:]
-    row_bytes = header.dtype.itemsize * math.prod(row_shape)
-    chunk_rows = max(1, _CHUNK_BYTES // max(1, row_bytes))
+    row_shape, row_bytes = header.shape[1:], header.row_bytes
+    chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
     for begin in range(0, header.shape[0], chunk_rows):
         rows = min(chunk_rows, header.shape[0] - begin)
         data = member.read(rows * row_bytes)

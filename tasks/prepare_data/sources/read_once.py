@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.messages import counted
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, UserFrame, is_user_file
-from tasks.prepare_data.sources.source import LocatedExample, Row
+from baton.tasks.foundation.text import counted
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX, UserFrame, is_user_file
+from baton.tasks.prepare_data.sources.source import LocatedExample, Row
 
 TRANSFORM = "what is random belongs into data.transform: augment(example, *, seed)"
 _SAME = f"so every epoch has the same; {TRANSFORM}"
@@ -40,7 +40,6 @@ def draws_of_dataset(dataset: Any, *, order_counts: bool) -> Iterator[str]:
     """Yield what a `tf.data.Dataset` does anew in each pass, in words; nothing from before a `cache()`.
 
     Args:
-        dataset: the dataset.
         order_counts: whether another order of the same examples is another pass.
     """
     seen: set[int] = set()
@@ -64,8 +63,8 @@ def draws_of_dataset(dataset: Any, *, order_counts: bool) -> Iterator[str]:
 
 def _changes_of(concrete: Any) -> Iterator[str]:
     """Yield what a function of a dataset does anew in each pass, in words, with its lines."""
-    from tasks.foundation.model.keras_steps import line_that_made
-    from tasks.foundation.model.randomness import RANDOM_KERNELS, nodes_of
+    from baton.tasks.foundation.model.keras_steps import line_that_made
+    from baton.tasks.foundation.model.randomness import RANDOM_KERNELS, nodes_of
 
     kinds = {*RANDOM_KERNELS, *_MOVING, *_CHANGING}
     found = {node.op for node in nodes_of(concrete)}
@@ -212,7 +211,7 @@ def _states(owner: object) -> tuple[Any, ...]:
     """
     from keras.src.backend.common import global_state  # no public call gets Keras's global seed generator
 
-    from tasks.foundation.model.build import RandomStates
+    from baton.tasks.foundation.model.build import RandomStates
 
     now = RandomStates.now()
     holders = [module for name, module in list(sys.modules.items()) if name.startswith(USER_PACKAGE_PREFIX)]

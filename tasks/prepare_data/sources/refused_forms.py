@@ -7,27 +7,23 @@ people return them (tuples, four or six arrays, a dict, datasets), with the line
 readings by their shapes. A source that never ends is noticed before it fills the disk.
 """
 
-import ast
-import inspect
 import itertools
 import json
 import operator
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, GeneratorType
 from typing import Any, Final
 
-from tasks.foundation.dataset.features import (
+from baton.tasks.foundation.dataset.features import (
     describe_shapes,
     flatten,
     shared_batch_size,
     single_example_shapes,
 )
-from tasks.foundation.errors import SourceError
-from tasks.foundation.messages import listed, message
-from tasks.prepare_data.sources.returned_arrays import describe_spec, is_py_dataset, is_tf_dataset
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.text import listed, message
+from baton.tasks.prepare_data.sources.returned_arrays import describe_spec, is_py_dataset, is_tf_dataset
 
 _HINT = "set data.examples: N to take the first N examples, or let the source end after one pass over the data"
 # Training, validation and test sets.
@@ -75,7 +71,6 @@ def refuse_several_sets(
 
     Args:
         reference: the function that returned it, `data.py:load`.
-        returned: what it returned.
         options: `data.options`, which the lines to paste pass on.
         datasets_only: whether only several datasets are refused, because `data.batched` says what arrays are.
 
@@ -242,11 +237,12 @@ def _shape_of(example: object) -> str:
 
 
 def require_end(reference: str, returned: object) -> None:
-    """Refuse an iterable that certainly has no end: a repeated dataset, `itertools.cycle`, `while True` with no exit.
+    """Refuse an iterable that says itself that it has no end: a repeated dataset, `itertools.cycle`.
+
+    Of a generator only reading tells, see `endless_warning`.
 
     Args:
         reference: the user's function, for messages.
-        returned: what it returned.
 
     Raises:
         SourceError: it has no end; names data.examples.
@@ -274,31 +270,4 @@ def _reason(returned: object) -> str | None:
         return f"itertools.{type(returned).__name__}"
     if isinstance(returned, itertools.repeat) and operator.length_hint(returned, -1) == -1:
         return "itertools.repeat"
-    if isinstance(returned, GeneratorType):
-        line = _endless_loop(returned.gi_code)
-        return None if line is None else f"line {line}: while True without break or return"
     return None
-
-
-def _endless_loop(code: CodeType) -> int | None:
-    """Return the line of a loop of a generator function that yields and has no exit; None if there is none."""
-    try:
-        lines, first = inspect.getsourcelines(code)
-        function = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, SyntaxError):
-        return None  # its source cannot be read, or it is an expression
-    for node in _within(function):
-        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value:
-            inside = list(_within(node))
-            exits = any(isinstance(each, ast.Return | ast.Raise | ast.Break) for each in inside)
-            if not exits and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
-                return first + node.lineno - 1
-    return None
-
-
-def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes in a function or loop, without those of functions that it defines."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield child
-            yield from _within(child)

@@ -4,21 +4,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.errors import RunFileError
-from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources.digits import digits
-from tasks.prepare_data.sources.function import function
-from tasks.prepare_data.sources.huggingface import HuggingfaceOptions, huggingface
-from tasks.prepare_data.sources.image_folders import ImagesOptions, images
-from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
-from tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.source_files import require_local_path
-from tasks.prepare_data.sources.table import TableOptions, table
-from tasks.prepare_data.sources.tar_files import TarOptions, tar
-from tasks.prepare_data.sources.text_bytes import TextOptions, text
-from tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
-from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.prepare_data.sources.digits import digits
+from baton.tasks.prepare_data.sources.function import function
+from baton.tasks.prepare_data.sources.huggingface import HuggingfaceOptions, huggingface
+from baton.tasks.prepare_data.sources.image_folders import ImagesOptions, images
+from baton.tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
+from baton.tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
+from baton.tasks.prepare_data.sources.source_files import require_local_path
+from baton.tasks.prepare_data.sources.table import TableOptions, table
+from baton.tasks.prepare_data.sources.tar_files import TarOptions, tar
+from baton.tasks.prepare_data.sources.text_bytes import TextOptions, text
+from baton.tasks.prepare_data.sources.tfds_folders import TfdsOptions, tfds
+from baton.tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "digits": digits,
@@ -31,7 +31,6 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
 }
 # Those whose examples `data.pad` and `data.pack` bring to one length.
 _WITH_SEQUENCES: dict[str, Callable[..., Source]] = {"huggingface": huggingface, "table": table}
-
 
 # The `data.options` of each source.
 _OPTIONS: dict[str, type[Options]] = {
@@ -81,7 +80,7 @@ def open_source(
         code_folder: the run file's folder; relative paths start there.
         seed: `train.seed`; random numbers of a user's function derive from it.
         accepted: the run has begun with these examples, so they are not refused as ambiguous.
-        note: receives how a user's function is read, and warnings, for the log.
+        note: receives how a user's function is read, which files are not read, and warnings, for the log.
 
     Raises:
         RunFileError: the source is unknown, or an option cannot be used.
@@ -93,8 +92,12 @@ def open_source(
     _require_function_keys_unset(data)
     if data.source in _WITH_SEQUENCES:
         has_sequences = data.pad is not None or data.pack is not None
-        return _WITH_SEQUENCES[data.source](data.options, code_folder, sequences=has_sequences)
-    return _BUILT_IN[data.source](data.options, code_folder)
+        source = _WITH_SEQUENCES[data.source](data.options, code_folder, sequences=has_sequences)
+    else:
+        source = _BUILT_IN[data.source](data.options, code_folder)
+    if source.left_out:
+        note(Note(text=source.left_out))
+    return source
 
 
 def _require_function_keys_unset(data: DataSpec) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.dataset.features import (
+from baton.tasks.foundation.dataset.features import (
     MAX_INPUTS,
     PARTS,
     STRING,
@@ -27,9 +27,9 @@ from tasks.foundation.dataset.features import (
     named_parts,
     ragged_items,
 )
-from tasks.foundation.errors import SourceError
-from tasks.foundation.messages import message
-from tasks.prepare_data.sources.source import LocatedExample, Row
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.text import message
+from baton.tasks.prepare_data.sources.source import LocatedExample, Row
 
 # Sparse rows are made dense in pieces of this many bytes.
 _DENSE_BYTES = 16 << 20
@@ -424,7 +424,6 @@ def dataset_is_batched(dataset: Any, reference: str, *, ragged: bool = False) ->
     of a batch.
 
     Args:
-        dataset: the dataset.
         reference: the user's function, for messages.
         ragged: whether examples may differ in length. Then vectors of unknown length are single sequences: a batch of
             numbers could not be padded or packed.

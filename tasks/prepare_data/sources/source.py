@@ -1,17 +1,32 @@
-"""The interface of a source, and the parsing of its options."""
+"""The interface of a source, the parsing of its options, and the files that a user's function opens.
+
+A dataset of a function is named by its code, not by what that reads. So Python's audit events say which files it opens,
+and the manifest has them: before the dataset is used again, they are compared. What does not pass through Python's own
+`open` is not seen: C++ readers (TensorFlow, pyarrow and so `pandas.read_parquet`, HDF5), other processes, a network.
+Files and folders that `data.options` names count as opened, and those that a dataset has as `file_paths`.
+"""
 
 import difflib
+import hashlib
+import os
+import stat
+import sys
+import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.dataset import Feature, OpenedFile, RangeLayout, ShardRecord
+from baton.tasks.foundation.dataset.features import Array
+from baton.tasks.foundation.errors import RunFileError
+from baton.tasks.prepare_data.sources.source_files import SourceFile
 
 # The example's position in the source, for messages, and the example as a user would yield it, or a `Row`.
 LocatedExample = tuple[str, object]
@@ -86,8 +101,21 @@ class Source:
     in_place: InPlace | None = None
     # Of features that are copied: the texts whose positions are the values.
     vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Called after an example is refused; raises DamagedInTransit if its bytes were damaged in transit.
-    confirm: Callable[[], None] = lambda: None
+    # After all examples are read: what a user's function opened; None: all that is read is part of `content`.
+    opened: Callable[[], tuple[OpenedFile, ...] | None] = lambda: None
+    files: Sequence[SourceFile] = ()  # that are read
+    # A sentence about files of the folder that are not read, by their names, for the user. Sources that read or refuse
+    # all files, or those that the folder itself lists, have none, nor has `text`, whose suffix is in the run file.
+    left_out: str = ""
+
+    def confirm(self) -> None:
+        """Check whether the last bytes were damaged in transit. Call this after an example is refused.
+
+        Raises:
+            DamagedInTransit: they were.
+        """
+        for file in self.files:
+            file.confirm()
 
 
 class Options(Contract):
@@ -102,7 +130,6 @@ def parse_options(model: type[OptionsT], options: Mapping[str, Any], *, source: 
 
     Args:
         model: the source's options.
-        options: as in the run file.
         source: its name, for messages.
 
     Raises:
@@ -149,3 +176,169 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"{meant}available: {', '.join(names) or 'none'}"
+
+
+NOT_SEEN: Final = (
+    "not seen is what TensorFlow, pyarrow (pandas.read_parquet), HDF5, other processes or a network read: name such "
+    "files in data.options, or raise data.version with them"
+)
+_MOST_OPENED: Final = 10_000
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_LISTING: Final = ("os.listdir", "os.scandir")
+_CODE: Final = (".py", ".pyc", ".pyi", ".so")
+_PACKAGES: Final = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_SYSTEM: Final = (*_PACKAGES, "/dev/", "/etc/", "/proc/", "/run/", "/sys/", "/usr/")
+# Where packages keep data that they download. What else is hidden is settings and secrets, as these names are.
+_SEEN: Final = ("..", ".cache", ".keras")
+_SETTINGS: Final = ("keras.json", "token")
+# Modules that call the user's code. What others of Baton open while it is read is not the user's.
+_BATON: Final = "baton."
+_CALLERS: Final = (
+    *(f"{__package__}.{name}" for name in ("function", "read_once", "refused_forms", "returned_arrays")),
+    *(f"baton.tasks.foundation.{name}" for name in ("user_functions", "child_imports", "seeding")),
+)
+_watching: list["OpenedFiles"] = []
+
+
+class OpenedFiles:
+    """Watches which files the user's code opens for reading, within `with`; it may be entered several times.
+
+    Code, installed packages, hidden files, and what the code writes itself are no data.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Watch code whose relative paths start at `folder`, the run file's."""
+        self._folder = _absolute(folder)
+        self._began = time.time_ns()
+        self._found: dict[Path, int] = {}  # path -> when it had changed, in nanoseconds
+        self._written: set[Path] = set()
+        self._listed: set[Path] = set()
+
+    def __enter__(self) -> None:
+        _add_hook()
+        _watching.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _watching.remove(self)
+
+    def include(self, other: "OpenedFiles") -> None:
+        """Add what another one has seen."""
+        self._found.update(other._found)
+        self._listed |= other._listed
+
+    def add(self, values: Iterable[object]) -> None:
+        """Add files that are read, whether or not Python opens them, and all files below folders; no other value."""
+        for value in values:
+            if isinstance(value, list | tuple):
+                self.add(value)
+            elif isinstance(value, str):
+                path = _absolute(self._folder / value)
+                self._note(path)
+                for folder, _, names in () if self._folder.is_relative_to(path) else os.walk(path):
+                    self._listed.add(Path(folder))
+                    for name in names:
+                        self._note(Path(folder, name))
+                    if len(self._found) >= _MOST_OPENED:
+                        break
+
+    def see(self, event: str, args: tuple[Any, ...]) -> None:
+        """Look at an audit event."""
+        if not isinstance(args[0], str | bytes | os.PathLike):
+            return  # a descriptor
+        path = _absolute(os.fsdecode(args[0]))
+        if event in _LISTING:
+            self._listed.add(path)
+        elif event == "open" and isinstance(args[2], int) and args[2] & _WRITING:
+            self._written.add(path)
+        else:
+            self._note(path)
+
+    def _note(self, path: Path) -> None:
+        own = path.is_relative_to(self._folder)
+        parts = Path(self._name_of(path)).parts
+        if path.suffix in _CODE or "site-packages" in parts or (not own and str(path).startswith(_SYSTEM)):
+            return
+        if path.name in _SETTINGS or any(part[0] == "." and part not in _SEEN for part in parts):
+            return
+        with suppress(OSError, ValueError):  # it is not there, or no file can have this name
+            found = path.stat()
+            # Not one that it has just written.
+            if stat.S_ISREG(found.st_mode) and found.st_ctime_ns < self._began and len(self._found) < _MOST_OPENED:
+                self._found.setdefault(path, found.st_ctime_ns)
+
+    def files(self) -> tuple[OpenedFile, ...]:
+        """Return what was opened, as it is now, and the folders of it that were listed."""
+        read = sorted(self._found.keys() - self._written)
+        suffixes = tuple(sorted({path.suffix for path in read} - {""}))
+        above = {folder for path in read for folder in path.parents} if suffixes else set()
+        files = [_state(self._name_of(path), path, changed=self._found[path]) for path in read]
+        files += [_state(self._name_of(path), path, suffixes) for path in sorted(self._listed & above)]
+        return tuple(each for each in files if each is not None)
+
+    def _name_of(self, path: Path) -> str:
+        """Return a name that means the same where the project has moved."""
+        beside = self._folder.parent != Path("/") and path.is_relative_to(self._folder.parent)
+        return os.path.relpath(path, self._folder) if beside else str(path)
+
+
+def changed_since(opened: Iterable[OpenedFile], folder: Path) -> tuple[OpenedFile, ...]:
+    """Return the files and folders that are others by now, as they are; what is not there is not compared.
+
+    Args:
+        opened: as a manifest has them.
+    """
+    now = [(each, _state(each.path, folder.absolute() / each.path, each.suffixes, known=each)) for each in opened]
+    return tuple(found for each, found in now if found and (found.sha256 != each.sha256 or not found.sha256))
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
+def _state(
+    name: str, path: Path, suffixes: tuple[str, ...] = (), *, changed: int = 0, known: OpenedFile | None = None
+) -> OpenedFile | None:
+    """Return a file as it is now, or the files of a folder by their names; None if it is not there.
+
+    `suffixes` are those of the files in a folder that count. A file may have `changed` last before it was read, in
+    nanoseconds, and what a manifest knows of one that has the same size and time is not read again.
+    """
+    try:
+        found = path.stat()
+        if suffixes:
+            below = bool(name.strip("./"))  # beside the run file are homes and the like
+            names = [each.name for each in path.iterdir() if each.suffix in suffixes or (below and each.is_dir())]
+            names = sorted(each for each in names if each[0] not in "._")
+            digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
+            return OpenedFile(path=name, size=len(names), sha256=digest, suffixes=suffixes)
+        if known is not None and (known.size, known.modified_ns) == (found.st_size, found.st_mtime_ns):
+            return known
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+    if changed not in {0, found.st_ctime_ns}:
+        digest = ""  # nobody knows which bytes were read
+    return OpenedFile(path=name, size=found.st_size, modified_ns=found.st_mtime_ns, sha256=digest)
+
+
+@cache
+def _add_hook() -> None:
+    sys.addaudithook(_audit)  # nothing removes one
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    """Hand the events of the user's code to who watches. An error of this function would be one of the user's code."""
+    if not _watching or event not in {"open", "sqlite3.connect", *_LISTING}:
+        return
+    frame, modules = sys._getframe().f_back, [""]
+    while frame is not None and not modules[-1].startswith(_BATON):
+        modules.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    of_baton = modules[-1].startswith(_BATON)
+    if (of_baton and modules[-1] not in _CALLERS) or "".join(modules[:2]).startswith("importlib"):
+        return
+    # A thread of the user's or of TensorFlow has no frame of Baton, and does not say for whom it reads.
+    for each in _watching[-1:] if of_baton else tuple(_watching):
+        with suppress(OSError, ValueError):  # no working folder, or a name that no file can have
+            each.see(event, args)

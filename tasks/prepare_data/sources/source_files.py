@@ -5,6 +5,7 @@ A file that changes while it is read is detected.
 
 import hashlib
 import io
+import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +18,21 @@ from typing import IO, TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.storage.transfers import parallel_map
-from tasks.prepare_data.sources.verified_reads import RandomAccessStream, RemoteRead
+from baton.tasks.foundation.contracts.home_files import most_bytes, require_readable, too_large
+from baton.tasks.foundation.errors import (
+    DamagedInTransit,
+    FileMissing,
+    FileTooLarge,
+    SourceChanged,
+    SourceError,
+    StorageError,
+)
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.text import counted
+from baton.tasks.prepare_data.sources.verified_reads import RandomAccessStream, RemoteRead
 
 _BLOCK_BYTES = 1 << 20
 
@@ -60,14 +70,27 @@ class SourceFile:
         with self._errors():
             return self.storage.stat(self.path)
 
-    def read(self) -> bytes:
+    def read(self, most: int | None = None) -> bytes:
         """Return the whole content.
 
+        Args:
+            most: its largest number of bytes; None: that of a small file that describes others, see `home_files`.
+
         Raises:
-            SourceError: the file cannot be read.
+            SourceError: the file cannot be read, has more bytes, or is JSON of more lists or values than is read.
         """
         with self._errors():
-            return self.storage.read(self.path) if self.local is None else self.local.read_bytes()
+            if self.local is None:
+                return self.storage.read(self.path)  # bounded by the store
+            limit = most or most_bytes(self.uri)
+            with self.local.open("rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                if size > limit:
+                    raise too_large(self.uri, limit)
+                data = opened.read(size)
+            if most is None:
+                require_readable(self.uri, data)
+            return data
 
     @contextmanager
     def reading(self) -> Iterator[Iterator[bytes]]:
@@ -142,6 +165,8 @@ class SourceFile:
             yield
         except FileMissing as fault:
             raise SourceError(f"{self.uri} is missing; restore it, or correct data.options.path") from fault
+        except FileTooLarge as fault:
+            raise SourceError(f"{fault}; restore it, or remove it") from fault
         except OSError as fault:
             raise SourceError(
                 f"{self.uri}: cannot be read: {fault.strerror}; check that it exists, and its permissions"
@@ -161,7 +186,6 @@ def local_path(path: str, code_folder: Path) -> Path:
 
     Args:
         path: absolute, `~/…`, `file://…`, `{stdlib}/…` for Python's standard library, or relative to `code_folder`.
-        code_folder: the run file's folder.
 
     Raises:
         SourceError: it begins with `~`, and there is no such home folder.
@@ -179,7 +203,6 @@ def names_file(path: str, code_folder: Path, uri: str) -> bool:
 
     Args:
         path: see `find_files`.
-        code_folder: the run file's folder.
         uri: absolute path or address of the file, as `SourceFile.uri`.
     """
     address = _ADDRESS.fullmatch(path)
@@ -212,32 +235,39 @@ def find_files(path: str, code_folder: Path, *, suffix: str = "") -> list[Source
 
     Args:
         path: see `local_path`, or an address such as gs://bucket/prefix; with `*`, `?` or `[` it is a pattern.
-        code_folder: the run file's folder.
-        suffix: in a folder, select only files with this suffix.
+        suffix: in a folder, select only files with this suffix, in letters of any case.
 
     Raises:
         InvalidInput: the address has an unknown scheme.
-        SourceError: there are no files.
+        SourceError: there are no files, or one of them is a link to a folder, which is not followed.
     """
+    return find_and_sort_out(path, code_folder, suffix=suffix)[0]
+
+
+def find_and_sort_out(path: str, code_folder: Path, *, suffix: str = "") -> tuple[list[SourceFile], list[SourceFile]]:
+    """Return what `find_files` does, and the files of the folder that have another suffix; lists it once."""
     address = _ADDRESS.fullmatch(path)
     if address:
-        at, found = path, list(_remote(path, address[1], address[2], suffix))
+        at, (is_folder, files) = path, _remote(path, address[1], address[2])
     else:
         target = local_path(path, code_folder)
-        at, found = str(target), _local(path, target, suffix)
+        at, (is_folder, files) = str(target), _local(path, target)
+    files.sort(key=lambda file: file.relative)
+    found = [file for file in files if not is_folder or _ends(file.name, suffix)]
     if not found:
         kind = f"no files ending in {suffix!r}" if suffix else "no files"
         raise SourceError(f"data.options.path: {path!r}: {kind} at {at}; name a file, or a folder with files")
-    return sorted(found, key=lambda file: file.relative)
+    return found, [file for file in files if is_folder and not _ends(file.name, suffix)]
 
 
-def _local(path: str, target: Path, suffix: str) -> list[SourceFile]:
+def _local(path: str, target: Path) -> tuple[bool, list[SourceFile]]:
+    """Whether a folder is named, and its files; or those that are named otherwise."""
     found: Iterable[Path]
     try:
         if target.is_file():
-            return [_local_file(target, LocalStorage(target.parent, guarded=False))]
+            return False, [_local_file(target, LocalStorage(target.parent, guarded=False))]
         if target.is_dir():
-            base, found = target, (file for file in target.rglob("*") if file.name.endswith(suffix))
+            base, found = target, target.rglob("*")
         elif any(mark in path for mark in _MARKS):
             # Relative names start at the first pattern character, as in a store.
             base = Path(*_fixed(target.parts))
@@ -245,13 +275,38 @@ def _local(path: str, target: Path, suffix: str) -> list[SourceFile]:
         else:
             raise _missing_path_error(path, target)
         storage = LocalStorage(base, guarded=False)
-        return [
-            _local_file(file, storage)
-            for file in found
-            if not _INSTALLED.intersection(file.relative_to(base).parts) and file.is_file()
-        ]
+        taken = []
+        for file in found:
+            relative = file.relative_to(base)
+            if _INSTALLED.intersection(relative.parts):
+                continue
+            if file.is_file():
+                taken.append(_local_file(file, storage))
+            elif base == target and file.is_symlink() and file.is_dir() and not _is_hidden(relative.as_posix()):
+                raise SourceError(
+                    f"data.options.path: {file} is a link to a folder, whose files would be left out; put the folder "
+                    "itself there, or remove the link"
+                )
     except OSError as fault:
         raise SourceError(f"data.options.path: {path!r}: {target}: {fault.strerror}; check its permissions") from fault
+    return base == target, taken
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(".") for part in relative.split("/"))
+
+
+def _ends(name: str, suffix: str) -> bool:
+    return name.lower().endswith(suffix.lower())
+
+
+def left_out(path: str, others: Iterable[SourceFile]) -> str:
+    """Return a sentence about the files at `data.options.path` that a source does not read; "" if all are hidden."""
+    shown = [file.relative for file in others if not _is_hidden(file.relative)]
+    if not shown:
+        return ""
+    more = ", …" if len(shown) > _SHOWN else ""
+    return f"data.options.path: {path}: {counted(len(shown), 'file')} not read: {', '.join(shown[:_SHOWN])}{more}"
 
 
 def _local_file(file: Path, storage: LocalStorage) -> SourceFile:
@@ -259,7 +314,8 @@ def _local_file(file: Path, storage: LocalStorage) -> SourceFile:
     return SourceFile(storage=storage, path=relative, relative=relative, local=file)
 
 
-def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFile]:
+def _remote(path: str, scheme: str, rest: str) -> tuple[bool, list[SourceFile]]:
+    """Whether a folder is named, and its files; or those that are named otherwise."""
     parts = rest.strip("/").split("/")
     fixed = _fixed(parts)
     if not fixed:
@@ -270,15 +326,15 @@ def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFi
         above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path(), guarded=False)
         name = "/".join(parts[len(folder) :])
         if above.exists(name):
-            yield SourceFile(storage=above, path=name, relative=name)
-            return
+            return False, [SourceFile(storage=above, path=name, relative=name)]
     base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path(), guarded=False)
     patterns = parts[len(fixed) :]
-    for file in base.files(""):
+    return not patterns, [
+        SourceFile(storage=base, path=file, relative=file)
+        for file in base.files("")
         # Some tools mark folders with empty objects.
-        if file.endswith("/") or not (matches(file.split("/"), patterns) if patterns else file.endswith(suffix)):
-            continue
-        yield SourceFile(storage=base, path=file, relative=file)
+        if not file.endswith("/") and (not patterns or matches(file.split("/"), patterns))
+    ]
 
 
 def _fixed(parts: Sequence[str]) -> list[str]:
@@ -395,12 +451,6 @@ def require_unchanged(files: Sequence[SourceFile], found: Fingerprint, items: It
     for file, stamp, now in zip(files, found.stamps, file_stamps(files), strict=True):
         if stamp != now:
             raise SourceChanged(f"{file}: changed while it was being read; run again when no process writes to it")
-
-
-def confirm_all(files: Sequence[SourceFile]) -> None:
-    """See `Source.confirm`."""
-    for file in files:
-        file.confirm()
 
 
 def file_stamps(files: Sequence[SourceFile]) -> list[str]:

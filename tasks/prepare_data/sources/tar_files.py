@@ -15,9 +15,9 @@ from typing import IO, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tasks.foundation.contracts.dataset import Feature, RangeLayout
-from tasks.foundation.dataset.features import STRING
-from tasks.foundation.dataset.tar_ranges import (
+from baton.tasks.foundation.contracts.dataset import Feature, RangeLayout
+from baton.tasks.foundation.dataset.features import STRING
+from baton.tasks.foundation.dataset.tar_ranges import (
     KINDS,
     TarExample,
     TarFault,
@@ -25,25 +25,25 @@ from tasks.foundation.dataset.tar_ranges import (
     examples,
     kind_of,
     members,
-    npy_header,
+    npy_of,
     parse_key,
     pick,
     values_of,
 )
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.column_ranges import copied_examples, ranges_in_place
-from tasks.prepare_data.sources.image_folders import ImageSide, common_size
-from tasks.prepare_data.sources.source import LocatedExample, Options, Range, Source, parse_options
-from tasks.prepare_data.sources.source_files import (
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.sources.column_ranges import copied_examples, ranges_in_place
+from baton.tasks.prepare_data.sources.image_folders import ImageSize, common_size
+from baton.tasks.prepare_data.sources.source import LocatedExample, Options, Range, Source, parse_options
+from baton.tasks.prepare_data.sources.source_files import (
     SourceFile,
-    confirm_all,
-    find_files,
+    find_and_sort_out,
     fingerprint,
     fingerprint_by_stamps,
+    left_out,
     require_unchanged,
 )
-from tasks.prepare_data.sources.tfrecord_files import named_features, require_readable_folders
-from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
+from baton.tasks.prepare_data.sources.tfrecord_files import named_features, require_readable_folders
+from baton.tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 _RANGE_BYTES = 32 << 20
 _DECODED_BYTES = 32 << 20
@@ -77,8 +77,8 @@ class TarOptions(Options):
     )
     y: _Names | None = Field(default=None, description="what y is, such as cls or json.label; or {output: suffix}")
     sample_weight: str | None = Field(default=None, description="what the weights are, such as json.weight")
-    size: list[ImageSide] | None = Field(
-        default=None, min_length=2, max_length=2, description="[height, width] of images, each an integer of at least 1"
+    size: ImageSize | None = Field(
+        default=None, description="[height, width] of images, each an integer of at least 1, or one integer for both"
     )
     channels: Literal[1, 3] = Field(default=3, description="3 for color, 1 for grey")
     dtypes: dict[str, str] = Field(
@@ -132,7 +132,8 @@ def tar(options: Mapping[str, Any], folder: Path) -> Source:
             links, or an example lacks a file or has another dtype or shape than the first.
     """
     chosen = parse_options(TarOptions, options, source="tar")
-    files = [file for file in find_files(chosen.path, folder, suffix=".tar") if not file.name.startswith(".")]
+    found_files, others = find_and_sort_out(chosen.path, folder, suffix=".tar")
+    files = [file for file in found_files if not file.name.startswith(".")]
     require_readable_folders(files)
     file, first = _first_example(files, chosen)
     features = _features(file, first, chosen)
@@ -143,7 +144,8 @@ def tar(options: Mapping[str, Any], folder: Path) -> Source:
         origin=found.origin,
         length=None,
         read=lambda: require_unchanged(files, found, _read(files, features)),
-        confirm=partial(confirm_all, files),
+        files=files,
+        left_out=left_out(chosen.path, others),
         in_place=None
         if chosen.copy_
         else ranges_in_place(
@@ -290,7 +292,7 @@ def _features(file: SourceFile, first: TarExample, options: TarOptions) -> tuple
     known: dict[str, Feature | str] = dict.fromkeys(first.files, "")
     for at, key in _named(options):
         suffixes, _ = parse_key(key)
-        if any(suffix in first.files for suffix in suffixes):
+        if any(suffix in first.files for suffix in suffixes) or first.dotted(suffixes):
             try:
                 feature = known[key] = _feature(first, key, options)
                 values_of([first], [feature])
@@ -312,7 +314,7 @@ def _feature(first: TarExample, key: str, options: TarOptions) -> Feature:
     if kind == "class":
         return Feature(name=key, dtype="int64", shape=(), key=key, encoding="array")
     if kind == "array":
-        dtype, shape, _, _ = npy_header(first, first.file(suffixes))
+        dtype, shape, _, _ = npy_of(first, first.file(suffixes))
         return Feature(name=key, dtype=dtype.newbyteorder("<").name, shape=shape, key=key, encoding="array")
     return _of_json(first, pick(first, document(first, suffixes), path), key, options.dtypes.get(key))
 

@@ -1,16 +1,15 @@
 """The source `text`: bytes of text files, for language models that predict the next byte."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
-from tasks.prepare_data.sources.source_files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files, fingerprint, require_unchanged
 
 
 class TextOptions(Options):
@@ -50,7 +49,7 @@ def text(options: Mapping[str, Any], folder: Path) -> Source:
         origin=found.origin,
         length=examples,
         read=lambda: require_unchanged(files, found, _read(files, chosen, examples)),
-        confirm=partial(confirm_all, files),
+        files=files,
     )
 
 

@@ -1,16 +1,12 @@
 """The source `tfds`: a folder that TensorFlow Datasets prepared, read without the package `tensorflow-datasets`.
 
 Such a folder describes itself: `features.json` has the features of an example, `dataset_info.json` the splits with the
-number of records in each file. The files, TFRecord or ArrayRecord, have one `tf.train.Example` a record, in which a
-feature within another has a key such as `objects/label`. So the records are read where they are, as those of the source
-`tfrecord`, with features known beforehand. What TFDS would decode by code of its own (sequences of open length,
-compressed tensors, video) is refused by name before a record is read.
-
-A dataset may also be named, with its version, as TFDS names it. It is looked for in `data_dir`, and prepared there by
-TFDS if that is installed.
+number of records in each file. The files of TFRecord have one `tf.train.Example` a record, in which a feature within
+another has a key such as `objects/label`. So the records are read where they are, as those of the source `tfrecord`,
+with features known beforehand. What TFDS would decode by code of its own (sequences of open length, compressed tensors,
+video) is refused by name before a record is read.
 """
 
-import io
 import json
 import math
 import re
@@ -21,23 +17,13 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from tasks.foundation.contracts.data_spec import TFDS_DATA_DIR
-from tasks.foundation.contracts.dataset import CLASSES, Feature, RangeLayout
-from tasks.foundation.dataset.columns import array_record_reader
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.column_ranges import copied_examples, ranges_in_place
-from tasks.prepare_data.sources.image_folders import ImageSide
-from tasks.prepare_data.sources.source import Options, Range, Source, parse_options, suggestion
-from tasks.prepare_data.sources.source_files import (
-    SourceFile,
-    confirm_all,
-    find_files,
-    fingerprint,
-    fingerprint_by_stamps,
-    local_path,
-    require_unchanged,
-)
-from tasks.prepare_data.sources.tfrecord_files import (
+from baton.tasks.foundation.contracts.dataset import CLASSES, Feature
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.foundation.text import shown
+from baton.tasks.prepare_data.sources.image_folders import ImageSize
+from baton.tasks.prepare_data.sources.source import Options, Source, parse_options, suggestion
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files
+from baton.tasks.prepare_data.sources.tfrecord_files import (
     Record,
     named_features,
     parsed_examples,
@@ -48,8 +34,9 @@ from tasks.prepare_data.sources.tfrecord_files import (
 
 _FEATURES, _INFO = "features.json", "dataset_info.json"
 _TEMPLATE: Final = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_FORMATS = ("tfrecord", "array_record")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
+_FORMAT = "tfrecord"
+# What the files of a folder may say.
+_MOST_FEATURES, _MOST_DIMENSIONS, _MOST_SIDE, _MOST_NAMES_BYTES = 10_000, 32, 2**14, 2**22
 _OWN_CODE = "read it in your own data.py:load, for example with tfds.load"
 
 
@@ -64,16 +51,10 @@ _FIXED: Final[dict[str, tuple[str, tuple[int, ...], Literal["text", "int64", "fl
 class TfdsOptions(Options):
     """`data.options` of `tfds`."""
 
-    path: str | None = Field(
-        default=None,
+    path: str = Field(
         min_length=1,
-        description="a prepared folder such as ~/tensorflow_datasets/mnist/3.0.1, also gs://",
-    )
-    name: str | None = Field(
-        default=None, min_length=1, description="instead of path: a dataset with its version, such as mnist/3.0.1"
-    )
-    data_dir: str = Field(
-        default=TFDS_DATA_DIR, min_length=1, description="the folder with prepared datasets, for name"
+        description="a prepared folder such as ~/tensorflow_datasets/mnist/3.0.1, also gs://; tfds build mnist, or "
+        "tfds.load in Python, prepares it",
     )
     split: str = Field(default="train", min_length=1, description="the name of a split, such as train or test")
     x: str | dict[str, str] | None = Field(
@@ -84,8 +65,8 @@ class TfdsOptions(Options):
         description="the name of the feature for y, or {output: name}; by default, the dataset's own label",
     )
     sample_weight: str | None = Field(default=None, description="the name of the feature with the weights")
-    size: list[ImageSide] | None = Field(
-        default=None, min_length=2, max_length=2, description="[height, width] of images; needed if they differ in size"
+    size: ImageSize | None = Field(
+        default=None, description="[height, width] of images, or one integer for both; needed if they differ in size"
     )
     copy_: bool = Field(
         default=False, alias="copy", description="true copies the examples into shards, in shuffled order"
@@ -102,63 +83,21 @@ def tfds(options: Mapping[str, Any], folder: Path) -> Source:
             or has another number of records than the dataset says.
     """
     chosen = parse_options(TfdsOptions, options, source="tfds")
-    path = _prepared_folder(chosen, folder)
+    path = chosen.path.rstrip("/")
     found = {file.relative: file for file in find_files(path, folder)}
     info = _document(path, found, _INFO)
     known = _features_of(path, found, chosen.size)
-    kind = _format_of(found[_INFO], info)
-    shards = _shards_of(path, found, info, kind, chosen.split)
+    _require_tfrecord(found[_INFO], info)
+    shards = _shards_of(path, found, info, chosen.split)
     files = [file for file, _ in shards]
     require_readable_folders(files)
     parts = _parts(chosen, info, known)
     features = named_features(parts, known, among=f"{path}/{_FEATURES}")
     settings = {"features": [feature.model_dump(exclude_defaults=True) for feature in features]}
     origin = _class_names(found, parts["y"])
-    if kind != "tfrecord":
-        return _of_whole_files(shards, features, copy=chosen.copy_, settings=settings, origin=origin)
     counts = {file.uri: count for file, count in shards}
     examples = partial(_counted, partial(parsed_examples, features=features, compressed=False), counts)
     return records_source(files, features, examples, copy=chosen.copy_, settings=settings, origin=origin)
-
-
-def _of_whole_files(
-    shards: Sequence[tuple[SourceFile, int]],
-    features: tuple[Feature, ...],
-    *,
-    copy: bool,
-    settings: Mapping[str, Any],
-    origin: Mapping[str, str],
-) -> Source:
-    """Return the source of ArrayRecord files: each is a range, because its index is at its end."""
-    array_record_reader()  # refuses now that its package is missing
-    files = [file for file, _ in shards]
-
-    def planned(most: int | None) -> Iterator[Range]:
-        for file, count in shards:
-            if most is not None and count > most:
-                raise RunFileError(
-                    f"data.shard_examples: {most}: {file} has {count} examples, and an ArrayRecord file is read as a "
-                    "whole; remove the key, or set data.options.copy: true"
-                )
-            yield Range(
-                path=file.uri,
-                begin=0,
-                size=_size(file),
-                crc32c="00000000",
-                records=count,
-                layout=RangeLayout(form="array_record"),
-            )
-
-    found = fingerprint(files) if copy else fingerprint_by_stamps(files)
-    return Source(
-        content=found.content,
-        settings=settings,
-        origin={**origin, **found.origin},
-        length=sum(count for _, count in shards),
-        read=lambda: require_unchanged(files, found, copied_examples(files, planned(None), features)),
-        confirm=partial(confirm_all, files),
-        in_place=None if copy else ranges_in_place(files, found, planned, features),
-    )
 
 
 def describe_folder(
@@ -170,7 +109,6 @@ def describe_folder(
 
     Args:
         path: the folder, for messages.
-        files: the files in it.
         size: (height, width) of its images; None: they have one.
 
     Raises:
@@ -180,64 +118,6 @@ def describe_folder(
     info = _document(path, found, _INFO)
     splits = [str(_at(each, "name")) for each in _list(info.get("splits"))]
     return _features_of(path, found, size), _supervised_keys(info), splits
-
-
-def _size(file: SourceFile) -> int:
-    with file.open(has_checksums=True) as opened:
-        return opened.seek(0, io.SEEK_END)
-
-
-def _prepared_folder(options: TfdsOptions, folder: Path) -> str:
-    """Return the path of the prepared dataset; one with a name is prepared now if it is not there.
-
-    Raises:
-        RunFileError: there is not one of path and name; the name has no version; or there is no such dataset.
-    """
-    if (options.path is None) == (options.name is None):
-        raise RunFileError(
-            f"data.options.path: {options.path!r}, data.options.name: {options.name!r}: set one of them: a prepared "
-            "folder, or a dataset such as mnist/3.0.1"
-        )
-    if options.path is not None:
-        return options.path.rstrip("/")
-    name, version = _name_and_version(str(options.name))
-    path = f"{options.data_dir.rstrip('/')}/{name}/{version}"
-    if "://" in path or (local_path(path, folder) / _INFO).is_file():
-        return path
-    try:
-        import tensorflow_datasets
-    except ImportError as fault:
-        raise RunFileError(
-            f"data.options.name: {options.name!r}: {path} is not there, and the package tensorflow-datasets, which "
-            f"would prepare it, cannot be imported ({fault}); set data.options.data_dir to the folder with prepared "
-            "datasets, or install baton-relay[tfds]"
-        ) from fault
-    # Its errors are many: unknown names, the network, checksums, the disk.
-    try:
-        builder = tensorflow_datasets.builder(f"{name}:{version}", data_dir=str(local_path(options.data_dir, folder)))
-        builder.download_and_prepare()
-    except Exception as fault:
-        first_line = str(fault).partition("\n")[0]
-        raise SourceError(
-            f"data.options.name: {options.name!r}: tensorflow-datasets cannot prepare it: {first_line}; prepare it in "
-            f"{options.data_dir} where there is a network, or correct the name"
-        ) from fault
-    return path
-
-
-def _name_and_version(text: str) -> tuple[str, str]:
-    """Return the name, with its configuration, and the version of `mnist/3.0.1` or `mnist:3.0.1`."""
-    name, _, version = text.replace(":", "/").rpartition("/")
-    if not name or not _VERSION.fullmatch(version):
-        raise RunFileError(
-            f"data.options.name: {text!r}: has no version, so its examples could change; write name/x.y.z, such as "
-            "mnist/3.0.1"
-        )
-    if not all(re.fullmatch(r"\w[\w.+-]*", part) for part in name.split("/")):
-        raise RunFileError(
-            f"data.options.name: {text!r}: is not a name of a dataset; write name/x.y.z or name/config/x.y.z"
-        )
-    return name, version
 
 
 def _document(path: str, found: Mapping[str, SourceFile], name: str) -> dict[str, Any]:
@@ -251,7 +131,7 @@ def _document(path: str, found: Mapping[str, SourceFile], name: str) -> dict[str
         )
     try:
         document = json.loads(file.read())
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise SourceError(f"{file}: is not JSON: {fault}; prepare the dataset again") from fault
     if not isinstance(document, dict):
         raise _unexpected(file, "it is not an object")
@@ -293,18 +173,17 @@ def _at(value: object, *keys: str) -> object:
     return value
 
 
-def _format_of(file: SourceFile, info: Mapping[str, Any]) -> str:
-    kind = str(info.get("fileFormat", _FORMATS[0]))
-    if kind not in _FORMATS:
+def _require_tfrecord(file: SourceFile, info: Mapping[str, Any]) -> None:
+    kind = str(info.get("fileFormat", _FORMAT))
+    if kind != _FORMAT:
         raise SourceError(
-            f"{file}: its fileFormat is {kind!r}, not {' or '.join(_FORMATS)}; prepare the dataset with "
-            f"file_format={_FORMATS[0]}"
+            f"{file}: its fileFormat is {shown(repr(kind))}, not {_FORMAT}; prepare the dataset with "
+            f"file_format={_FORMAT}"
         )
-    return kind
 
 
 def _shards_of(
-    path: str, found: Mapping[str, SourceFile], info: Mapping[str, Any], kind: str, split: str
+    path: str, found: Mapping[str, SourceFile], info: Mapping[str, Any], split: str
 ) -> list[tuple[SourceFile, int]]:
     """Return the files of a split that have records, in order, with their numbers of records."""
     splits = {str(_at(each, "name")): each for each in _list(info.get("splits"))}
@@ -318,20 +197,21 @@ def _shards_of(
         lengths = [int(str(length)) for length in _list(_at(splits[split], "shardLengths"))]
     except ValueError as fault:
         raise _unexpected(found[_INFO], f"shardLengths of the split {split!r} are not numbers") from fault
-    if not any(lengths):
+    if not any(lengths) or min(lengths) < 0:
         raise SourceError(f"{found[_INFO]}: the split {split!r} has no examples; prepare the dataset again")
     template = str(_at(splits[split], "filepathTemplate") or _TEMPLATE)
-    values = {"DATASET": str(info.get("name")), "SPLIT": split, "FILEFORMAT": kind}
+    values = {"DATASET": str(info.get("name")), "SPLIT": split, "FILEFORMAT": _FORMAT}
     shards: list[tuple[SourceFile, int]] = []
     for index, length in enumerate(lengths):
+        if not length:
+            continue
         name = _file_name(template, values, index, len(lengths))
-        if length and name not in found:
+        if name not in found:
             raise SourceError(
-                f"{path}/{name} is missing, and {_INFO} says that it has {length} examples of the split {split!r}; "
-                "restore it, or prepare the dataset again"
+                f"{path}/{shown(name)} is missing, and {_INFO} says that it has {length} examples of the split "
+                f"{split!r}; restore it, or prepare the dataset again"
             )
-        if length:
-            shards.append((found[name], length))
+        shards.append((found[name], length))
     return shards
 
 
@@ -364,7 +244,9 @@ def _class_names(found: Mapping[str, SourceFile], key: object) -> dict[str, str]
     file = found.get(f"{key.replace('/', '-')}.labels.txt") if isinstance(key, str) else None
     if file is None:
         return {}
-    names = [name.strip() for name in file.read().decode("utf-8", "replace").splitlines() if name.strip()]
+    names = [
+        name.strip() for name in file.read(_MOST_NAMES_BYTES).decode("utf-8", "replace").splitlines() if name.strip()
+    ]
     return {CLASSES: json.dumps(names)}
 
 
@@ -374,10 +256,10 @@ def _features_of(path: str, found: Mapping[str, SourceFile], size: Sequence[int]
     known: dict[str, Feature | str] = {}
     try:
         _add(known, "", document, (), size)
-    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as fault:
         raise _unexpected(found[_FEATURES], f"a feature is not described ({type(fault).__name__}: {fault})") from fault
-    if not known:
-        raise _unexpected(found[_FEATURES], "it describes no features")
+    if not 0 < len(known) <= _MOST_FEATURES:
+        raise _unexpected(found[_FEATURES], f"it describes {len(known)} features, not 1 to {_MOST_FEATURES}")
     return known
 
 
@@ -442,6 +324,8 @@ def _shape(content: Mapping[str, Any]) -> tuple[int, ...]:
     """Return a shape; -1 stands for open dimensions."""
     shape = content.get("shape") or ()
     dimensions = shape.get("dimensions", ()) if isinstance(shape, Mapping) else shape
+    if len(dimensions) > _MOST_DIMENSIONS:
+        raise ValueError(f"a shape of {len(dimensions)} dimensions")
     return tuple(-1 if each is None else int(each) for each in dimensions)
 
 
@@ -451,8 +335,9 @@ def _image(key: str, kind: str, content: Mapping[str, Any], size: Sequence[int] 
         return f"is an image of {content.get('dtype')} with {channels} channels, not uint8 with 1 or 3; {_OWN_CODE}"
     if kind == "LabeledImage" and size is not None and (height, width) != tuple(size):
         return f"is an image of labels, which cannot be resized; remove data.options.size, or {_OWN_CODE}"
-    if size is None and min(height, width) < 1:
-        return "has images of different sizes; set data.options.size: [height, width]"
+    if size is None and (min(height, width) < 1 or max(height, width) > _MOST_SIDE):
+        sizes = "different sizes" if min(height, width) < 1 else f"{height} x {width} pixels"
+        return f"has images of {sizes}; set data.options.size: [height, width]"
     if size is not None:
         height, width = size
     return Feature(name=key, key=key, dtype="uint8", shape=(height, width, channels), encoding="image")

@@ -27,24 +27,31 @@ import google_crc32c
 import numpy as np
 from pydantic import Field
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import Array, unflatten
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.storage.transfers import masked_crc32c
-from tasks.prepare_data.sources.column_ranges import cast_values
-from tasks.prepare_data.sources.image_folders import decode_image_file, size_of_image
-from tasks.prepare_data.sources.source import InPlace, LocatedExample, Options, Range, Source, parse_options, suggestion
-from tasks.prepare_data.sources.source_files import (
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.features import MOST_EXAMPLE_BYTES, STRING, Array, unflatten
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.storage.transfers import masked_crc32c
+from baton.tasks.prepare_data.sources.column_ranges import cast_values
+from baton.tasks.prepare_data.sources.image_folders import decode_image_file, size_of_image
+from baton.tasks.prepare_data.sources.source import (
+    InPlace,
+    LocatedExample,
+    Options,
+    Range,
+    Source,
+    parse_options,
+    suggestion,
+)
+from baton.tasks.prepare_data.sources.source_files import (
     SourceFile,
-    confirm_all,
     find_files,
     fingerprint,
     fingerprint_by_stamps,
     require_unchanged,
 )
-from tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
+from baton.tasks.prepare_data.sources.verified_reads import BlockStream, map_ahead
 
 _LENGTH = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
@@ -71,7 +78,6 @@ def read_records(blocks: Iterable[bytes], *, where: str, compressed: bool = Fals
     """Yield the records of a file; memory holds the largest record and one block.
 
     Args:
-        blocks: the file's bytes.
         where: the file, for messages.
         compressed: the file may be compressed; then it is decompressed, and offsets are those of decompressed bytes.
 
@@ -87,7 +93,11 @@ def read_records(blocks: Iterable[bytes], *, where: str, compressed: bool = Fals
         length, checksum = _LENGTH.unpack(header)
         if checksum != masked_crc32c(header[:8]):
             raise SourceError(_no_record(where, header) if number == 0 else f"{at}: {_damaged('length')}")
-        rest = reader.read(length + _CHECKSUM.size)
+        if length > MOST_EXAMPLE_BYTES:
+            raise SourceError(
+                f"{at}: it says that it has {length} bytes, more than {MOST_EXAMPLE_BYTES}; write smaller records"
+            )
+        rest = b"".join(_pieces(reader, length + _CHECKSUM.size))
         if len(rest) < length + _CHECKSUM.size:
             raise _cut_off(at, len(rest), length + _CHECKSUM.size, "the rest of it")
         if _CHECKSUM.unpack(rest[length:])[0] != masked_crc32c(rest[:length]):
@@ -96,6 +106,13 @@ def read_records(blocks: Iterable[bytes], *, where: str, compressed: bool = Fals
         yield Record(number, begin, frame)
         number += 1
         begin += len(frame)
+
+
+def _pieces(reader: io.BufferedIOBase, size: int) -> Iterator[bytes]:
+    """Yield the next bytes as they arrive: the file may have fewer than its record says."""
+    while size and (piece := reader.read(min(size, _MAX_BLOCK_BYTES))):
+        size -= len(piece)
+        yield piece
 
 
 def decompress(blocks: Iterable[bytes], *, where: str) -> Iterator[bytes]:
@@ -161,6 +178,7 @@ _DTYPES = {
     "raw": (*_INTEGERS, *_FLOATS, "complex64", "complex128"),
     "image": ("uint8", "float32"),
 }
+_TEXT_BYTES = 24  # of an empty tf.string
 _IMAGE_RANK, _IMAGE_CHANNELS = 3, (1, 3)
 _KIND = {"raw": "bytes_list", "image": "bytes_list", "text": "bytes_list", "int64": "int64_list", "float": "float_list"}
 
@@ -228,7 +246,7 @@ def named_features(
         among: what has these features, for messages.
 
     Raises:
-        RunFileError: a part names a feature that is missing or cannot be used.
+        RunFileError: a part names a feature that is missing or cannot be used, or an example is too large.
     """
     if parts["sample_weight"] is not None and parts["y"] is None:
         raise RunFileError(
@@ -244,7 +262,17 @@ def named_features(
             if isinstance(feature, str):
                 raise RunFileError(f"{at}: {feature}")
             found.append(feature.model_copy(update={"name": name}))
+    size = sum(math.prod(each.shape) * _value_bytes(each) for each in found)
+    if size > MOST_EXAMPLE_BYTES:
+        raise RunFileError(
+            f"data.options.x: {parts['x']!r}: {among} gives an example of {size} bytes, and it has at most "
+            f"{MOST_EXAMPLE_BYTES}; name smaller features, or a smaller size"
+        )
     return tuple(found)
+
+
+def _value_bytes(feature: Feature) -> int:
+    return _TEXT_BYTES if feature.dtype == STRING else np.dtype(feature.dtype).itemsize
 
 
 def _named(part: str, value: Mapping[str, str] | None) -> list[tuple[str, str]]:
@@ -292,7 +320,6 @@ def fit_to_record(
     Args:
         data: the first record.
         features: as `chosen_features` returns them.
-        options: as in the run file.
         where: the record, for messages.
 
     Raises:
@@ -393,7 +420,7 @@ def _parsed(data: bytes) -> Mapping[str, Any]:
     return features
 
 
-# Limits of a batch of records that is parsed at once; memory holds 2 * _WORKERS batches.
+# Limits of a batch of records that is parsed at once; memory holds 2 * _WORKERS batches, or of large examples fewer.
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 8 << 20
 _WORKERS = min(os.cpu_count() or 1, 16)
@@ -412,7 +439,8 @@ def parsed_examples(
     with file.reading() as blocks:
         records = read_records(blocks, where=file.uri, compressed=compressed)
         batches = _batches(records, most=max(1, min(_BATCH_RECORDS, _BATCH_BYTES // max(1, largest))))
-        for batch, arrays in map_ahead(work, batches, workers=_WORKERS):
+        workers = max(1, min(_WORKERS, MOST_EXAMPLE_BYTES // (2 * max(largest, _BATCH_BYTES))))
+        for batch, arrays in map_ahead(work, batches, workers=workers):
             for index, record in enumerate(batch):
                 example = unflatten({name: values[index] for name, values in arrays.items()})
                 yield record, record_position(file.uri, record), example
@@ -442,7 +470,7 @@ def _with_arrays(
     """Return the batch, and name -> array [records, *feature.shape]."""
     import tensorflow as tf
 
-    from tasks.foundation.dataset.shards import decode, extract
+    from baton.tasks.foundation.dataset.shards import decode, extract
 
     records = [record.data for record in batch]
     try:
@@ -553,7 +581,7 @@ def records_source(
         origin={**(origin or {}), **found.origin},
         length=None,
         read=lambda: require_unchanged(files, found, _read(files, examples)),
-        confirm=partial(confirm_all, files),
+        files=files,
         in_place=None
         if copy
         else InPlace(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import DamagedInTransit, SourceChanged
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import REMEDY
+from baton.tasks.foundation.errors import DamagedInTransit, SourceChanged
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import REMEDY
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -42,7 +42,7 @@ def commands(bench: Bench, workload: Workload, *, rounds: int) -> None:
         typed = {"--help": ("--help",), **{verb: (verb, homes[baton.label]) for verb in _VERBS}}
         for verb, words in typed.items():
             name = baton.name(f"baton {verb}")
-            arms[name] = command(baton, name, "-m", "flows.commands.main", *words)
+            arms[name] = command(baton, name, "-m", "baton.flows.commands.main", *words)
             goals[name] = _HELP_SECONDS if verb == "--help" else _RUN_SECONDS
     traces = bench.in_turn(arms, rounds=rounds)
     seconds = {name: [found[name].ended for found in traces if name in found] for name in arms}

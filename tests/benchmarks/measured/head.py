@@ -13,9 +13,9 @@ from typing import Any
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
-from tasks.foundation.log.files import entry_path
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.small_logs import begin, signed, train
 

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.without_prefect import train  # noqa: F401  # isort: skip - it quiets TensorFlow
+from baton.flows.without_prefect import train  # noqa: F401  # isort: skip - it quiets TensorFlow
 
-from tasks.foundation.checkpoint.snapshot import take_snapshot
-from tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.checkpoint.snapshot import take_snapshot
+from baton.tasks.foundation.checkpoint.write import write_snapshot
 from tests.support.lab import lab_of, spec_of
 from tests.support.linked_hosts import in_threads, linked_states
 from tests.support.train_states import home_with_entry_7

@@ -20,15 +20,15 @@ from typing import Any
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
-from flows.commands.main import main as command
-from tasks.foundation.checkpoint.save import commit_staged
-from tasks.foundation.contracts.identity import identity_in_run_file
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.flows.commands.main import main as command
+from baton.tasks.foundation.checkpoint.save import commit_staged
+from baton.tasks.foundation.contracts.identity import identity_in_run_file
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.counting_storage import Counting
 from tests.support.fake_run import FakeRun

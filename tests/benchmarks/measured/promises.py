@@ -11,12 +11,12 @@ none       all four
 import sys
 from typing import Any
 
-from flows.without_prefect import main
+from baton.flows.without_prefect import main
 
 import tensorflow as tf  # isort: skip - quiet since the import above
 
-from tasks.foundation.model.keras_steps import not_converted
-from tasks.train_segment import trainer
+from baton.tasks.foundation.model.keras_steps import not_converted
+from baton.tasks.train_segment import trainer
 
 
 def leave_out_sums() -> None:

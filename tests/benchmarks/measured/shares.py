@@ -44,8 +44,8 @@ class Saves:
 
     def watch(self) -> None:
         """Take them from now on."""
-        from tasks.foundation.checkpoint import save
-        from tasks.train_segment import interval
+        from baton.tasks.foundation.checkpoint import save
+        from baton.tasks.train_segment import interval
 
         take_snapshot, commit = interval.take_snapshot, save.commit
 
@@ -80,8 +80,8 @@ def _print(name: str, value: float) -> None:
 
 def train(run_file: Path) -> None:
     """Train as one host, and print what its saves took."""
-    from flows import result
-    from flows.without_prefect import main
+    from baton.flows import result
+    from baton.flows.without_prefect import main
 
     saves = Saves()
     saves.watch()

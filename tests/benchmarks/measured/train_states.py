@@ -8,13 +8,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from flows.without_prefect import train  # isort: skip - it quiets TensorFlow
+from baton.flows.without_prefect import train  # isort: skip - it quiets TensorFlow
 
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # no public hook notes variables
 
-from flows.opened_run import Goal, Run
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.telemetry.events import Committed, Event, Training
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.telemetry.events import Committed, Event, Training
 
 
 class _Variables:
@@ -58,7 +58,7 @@ def _bytes_of(live: dict[int, "weakref.ref[Any]"]) -> int:
 
 
 def main() -> None:
-    run = Run.open(load_run_file(Path(sys.argv[1])))
+    run = OpenedRun.open(load_run_file(Path(sys.argv[1])))
     counter = _Variables()
     train(run, Goal.of(run.spec), telemetry=counter)
     for name, value in (

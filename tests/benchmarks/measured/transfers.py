@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def _ours(folder: Path, out: Path, names: list[str]) -> tuple[float, float]:
-    from tasks.foundation.storage.opening import open_storage
-    from tasks.foundation.storage.transfers import parallel_map
+    from baton.tasks.foundation.storage.opening import open_storage
+    from baton.tasks.foundation.storage.transfers import parallel_map
 
     store = open_storage("gs://bucket/ours", relative_to=folder)
     up = seconds(lambda: parallel_map(lambda file: store.upload(folder / file, file), names, workers=store.transfers))

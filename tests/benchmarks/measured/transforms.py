@@ -14,25 +14,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.machine.environment import quiet_tensorflow
+from baton.tasks.foundation.machine.environment import quiet_tensorflow
 
 quiet_tensorflow()
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402 - TensorFlow must be quiet before it is imported
 
-from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
-from tasks.foundation.contracts.stage_calls import PrepareDataCall  # noqa: E402
-from tasks.foundation.dataset.features import unflatten  # noqa: E402
-from tasks.foundation.dataset.manifest import load_manifest  # noqa: E402
-from tasks.foundation.dataset.model_inputs import model_inputs  # noqa: E402
-from tasks.foundation.dataset.read import training_dataset  # noqa: E402
-from tasks.foundation.dataset.shards import parse  # noqa: E402
-from tasks.foundation.stage import Place  # noqa: E402
-from tasks.foundation.storage.local import LocalStorage  # noqa: E402
-from tasks.foundation.telemetry.events import Silent  # noqa: E402
-from tasks.foundation.user_code import load_function  # noqa: E402
-from tasks.prepare_data.stage import prepare_data  # noqa: E402
+from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall  # noqa: E402
+from baton.tasks.foundation.dataset.features import unflatten  # noqa: E402
+from baton.tasks.foundation.dataset.manifest import load_manifest  # noqa: E402
+from baton.tasks.foundation.dataset.model_inputs import model_inputs  # noqa: E402
+from baton.tasks.foundation.dataset.read import training_dataset  # noqa: E402
+from baton.tasks.foundation.dataset.shards import parse  # noqa: E402
+from baton.tasks.foundation.stage import Place  # noqa: E402
+from baton.tasks.foundation.storage.local import LocalStorage  # noqa: E402
+from baton.tasks.foundation.telemetry.events import Silent  # noqa: E402
+from baton.tasks.foundation.user_functions import load_function  # noqa: E402
+from baton.tasks.prepare_data.stage import prepare_data  # noqa: E402
 
 _FAR = 1_000_000
 _SHUFFLE = 16_000

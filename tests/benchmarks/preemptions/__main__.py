@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.foundation.checkpoint.cadence import young_interval
-from tasks.foundation.log.attempts import Losses
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint.cadence import young_interval
+from baton.tasks.foundation.log.attempts import Losses
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.benchmarks.bench import LOOKS, Bench
 from tests.benchmarks.environments import Baton, peer_python
 from tests.benchmarks.machine import machine_words

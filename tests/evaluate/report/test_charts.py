@@ -2,10 +2,11 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluate.report.charts import thinned
+from baton.tasks.evaluate.report.charts import decades, thinned
 
 VALUES = st.floats(allow_infinity=False, width=32)
 
@@ -28,3 +29,16 @@ def test_short_curve_is_drawn_whole() -> None:
     points = [(step, float(step)) for step in range(2000)]
     assert thinned(points, 2000) == points
     assert len(thinned([*points, (2000, 0.0)], 2000)) < 2001
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "values"),
+    [
+        (0.2, 9.0, [0.2, 0.5, 1, 2, 5]),  # one power of ten is between them
+        (0.5, 20.0, [0.5, 1, 2, 5, 10, 20]),
+        (1e-4, 1.0, [1e-4, 1e-3, 1e-2, 0.1, 1]),
+        (1e-30, 1.0, [1e-30, 1e-26, 1e-22, 1e-18, 1e-14, 1e-10, 1e-6, 1e-2]),
+    ],
+)
+def test_logarithmic_axes_have_several_ticks(low: float, high: float, values: list[float]) -> None:
+    assert decades(math.log10(low), math.log10(high)) == pytest.approx(values)

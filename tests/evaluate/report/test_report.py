@@ -15,12 +15,13 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from flows.commands.main import main
-from tasks.evaluate.report.charts import curves_of, pictures_of
-from tasks.evaluate.report.page import write_report
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
-from tasks.foundation.contracts.log_entry import (
+from baton.flows.commands.main import main
+from baton.tasks.evaluate.report.charts import curves_of, pictures_of
+from baton.tasks.evaluate.report.page import write_report
+from baton.tasks.foundation.checkpoint.fork import fork
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
+from baton.tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
     Environment,
@@ -31,12 +32,12 @@ from tasks.foundation.contracts.log_entry import (
     Origin,
     Rewind,
 )
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.errors import NoSuchRun
-from tasks.foundation.log.appends import commit, quarantine
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.errors import NoSuchRun
+from baton.tasks.foundation.log.appends import commit, quarantine
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.clock import NOON
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
@@ -295,8 +296,10 @@ def test_page_names_neither_hosts_nor_folders_of_people_unless_asked(run: Run) -
     storage = folder.rpartition("/")[0]
     messages = (f"{folder}/log is full", f"/home/ada/iris/model.py: no; {storage}/other", f"process 3 on {host}")
     for number, message in enumerate(messages):
-        run.attempt(f"{number}" * 32, ended="StorageError", message=message, host=host)
+        alive = (NOON + timedelta(seconds=number)).isoformat()  # the last is the cause, at the top
+        run.attempt(f"{number}" * 32, ended="StorageError", message=message, host=host, alive=alive)
     page = run.report()
+    assert page.index("StorageError: process 3 on host 1") < page.index("<h2>Curves")
     for name in (folder, storage, host, "/home/ada"):
         assert name not in page
     assert [row[1] for row in rows_below(page, "Attempts")] == ["host 1"] * 3
@@ -321,7 +324,10 @@ def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:
 def test_learning_rate_is_drawn_if_it_changes(run: Run, rates: Any, drawn_rates: Any) -> None:
     run.commit(10, [{"loss": 1.0}] * 2, rates=rates)
     charts = {chart["caption"]: chart for chart in drawn(run.report())["charts"]}
-    assert charts.get("learning rate", {"curves": [{"values": None}]})["curves"][0]["values"] == drawn_rates
+    assert (
+        charts.get("learning rate of the next step", {"curves": [{"values": None}]})["curves"][0]["values"]
+        == drawn_rates
+    )
 
 
 def test_proofs_and_audits_are_listed(run: Run) -> None:
@@ -523,3 +529,33 @@ def test_command_opens_the_page_of_a_local_home(
     assert opened == [Path(capsys.readouterr().out.strip()).as_uri()]
     assert main(["report", "memory://bucket/run", "--open"]) == 2
     assert len(opened) == 1
+
+
+def test_a_fork_shows_the_curve_that_it_came_from(tmp_path: Path) -> None:
+    """Also that of the run before, and the learning rate that was accepted; nothing of a run that is gone."""
+    first = FakeRun(tmp_path, "first")
+    for step in (100, 200):
+        first.commit(step, [MetricRow(step=step, metrics={"loss": 100 / step}, learning_rate=0.1)])
+    fork(first.root, "first", "second", at_step=100, attempt="f" * 32)
+    second = RunLog(first.root.at("second"))
+    ref = second.require_head().tip
+    assert ref is not None
+    row = MetricRow(step=150, metrics={"loss": 0.5}, learning_rate=0.01)
+    body = Commit(
+        checkpoint=ref.model_copy(update={"step": 150, "path": f"{ref.path}x", "base": second.require_head().base}),
+        parent=ref.path, history=(row,), exit_reason="segment_end", seconds={"train": 1.0},
+    )  # fmt: skip
+    second.append(lambda _: body, attempt=ref.attempt)
+
+    def drawn() -> dict[str, list[tuple[str, list[int]]]]:
+        page = Path(write_report(second, title="second")).read_text(encoding="utf-8")
+        data = json.loads(page.split('id="curves">')[1].split("</script>", maxsplit=1)[0])
+        return {
+            chart["caption"]: [(curve["kind"], curve["steps"]) for curve in chart["curves"]] for chart in data["charts"]
+        }
+
+    assert drawn()["loss"] == [("before", [100]), ("training", [150])]
+    assert drawn()["learning rate of the next step"] == [("before", [100]), ("training", [150])]
+    first.root.delete("first")
+    assert drawn()["loss"] == [("training", [150])]
+    assert "learning rate of the next step" not in drawn()

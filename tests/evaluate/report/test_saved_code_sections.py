@@ -5,13 +5,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tasks.evaluate.report.page import write_report
-from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
-from tasks.foundation.contracts.log_entry import Change, Origin
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.evaluate.report.page import write_report
+from baton.tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
+from baton.tasks.foundation.contracts.log_entry import Change, Origin
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.small_logs import ENVIRONMENT
 
 

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.commands.compare import sparkline
-from flows.commands.main import main
-from tasks.foundation.contracts.home_files import ModelSummary
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.commands.compare import sparkline
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.dataset import OpenedFile
+from baton.tasks.foundation.contracts.home_files import ModelSummary
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.dataset.manifest import manifest_path
+from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.evaluate.report.test_saved_code_sections import spec_of_model
 from tests.support.fake_run import FakeRun
 
@@ -227,3 +229,17 @@ def test_values_far_apart_are_logarithmic() -> None:
 
 def test_curve_without_finite_values_is_empty() -> None:
     assert sparkline([(1, math.nan), (2, math.inf)], columns=4, last=4, values=[math.nan, math.inf]) == ""
+
+
+def test_changed_files_of_the_data_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [FakeRun(tmp_path / name, name) for name in ("one", "two")]
+    for number, run in enumerate(runs):
+        folder = str(run.head.identity["data.folder"])
+        names = {"same.csv": "0", "train.csv": str(number)}
+        opened = [OpenedFile(path=path, size=1, sha256=digest).model_dump() for path, digest in names.items()]
+        manifest = json.loads(run.root.read(manifest_path(folder))) | {"opened": opened}
+        run.root.write(manifest_path(folder), json.dumps(manifest).encode())
+    other = {**runs[1].head.identity, "data.content_digest": "another"}
+    changed = Change(environment=runs[1].head.environment, identity=other, accepted=("data.content_digest",))
+    runs[1].log.append(lambda _: changed, attempt=uuid.uuid4().hex)
+    assert re.search(r"^files of the data +train\.csv$", compare_edited(capsys, *runs), re.MULTILINE)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from flows.commands.main import main
-from flows.opened_run import open_run
-from flows.verification import Damage, verify_home
-from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
-from tasks.foundation.errors import AnotherVersion
-from tasks.foundation.log.files import entry_path
+from baton.flows.commands.main import main
+from baton.flows.opened_run import open_run
+from baton.flows.verification import Damage, verify_home
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
+from baton.tasks.foundation.errors import AnotherVersion
+from baton.tasks.foundation.log.files import entry_path
 from tests.support.fake_run import DATASET, FakeRun
 from tests.support.small_logs import signed
 
@@ -137,32 +137,37 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return run
 
 
-@settings(max_examples=300)
-@given(data=st.data())
-def test_verify_names_whatever_was_changed(every_kind: FakeRun, data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.nightly)])
+def test_verify_names_whatever_was_changed(every_kind: FakeRun, examples: int) -> None:
     """Every outcome is that nothing is damaged, or the names of files; nothing else is raised, whatever the JSON is."""
     run = every_kind
-    files = [path for path in run.root.files("") if path.endswith(".json")]
-    path = data.draw(st.sampled_from(sorted(files)))
-    file, is_entry = run.root.root / path, "/log/0" in path
-    sound = file.read_bytes()
-    changed = data.draw(mutated(json.loads(sound)))
-    as_written = is_entry and isinstance(changed, dict) and data.draw(st.booleans())
-    spoiled = signed(changed) if as_written else json.dumps(changed).encode()
-    assume(spoiled != sound)  # a value may be replaced by its like
-    file.write_bytes(spoiled)
-    try:
-        found = verify_home(open_run(run.address, None)).damages
-    except AnotherVersion as fault:
-        found = [Damage(path, str(fault))]
-        assert as_written or path.startswith("datasets/")
-    finally:
-        file.write_bytes(sound)
-    assert all(damage.file in damage.what for damage in found)
-    retained = any(ref.path in path for ref in run.head.retained) or "/checkpoints/" not in path
-    has_digest = retained and not as_written and not path.startswith("datasets/")
-    if has_digest and (not is_entry or not isinstance(changed, dict) or "sha256" in changed):
-        assert found, changed
+    files = sorted(path for path in run.root.files("") if path.endswith(".json"))
+
+    @settings(max_examples=examples)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(files))
+        file, is_entry = run.root.root / path, "/log/0" in path
+        sound = file.read_bytes()
+        changed = data.draw(mutated(json.loads(sound)))
+        as_written = is_entry and isinstance(changed, dict) and data.draw(st.booleans())
+        spoiled = signed(changed) if as_written else json.dumps(changed).encode()
+        assume(spoiled != sound)  # a value may be replaced by its like
+        file.write_bytes(spoiled)
+        try:
+            found = verify_home(open_run(run.address, None)).damages
+        except AnotherVersion as fault:
+            found = [Damage(path, str(fault))]
+            assert as_written or path.startswith("datasets/")
+        finally:
+            file.write_bytes(sound)
+        assert all(damage.file in damage.what for damage in found)
+        retained = any(ref.path in path for ref in run.head.retained) or "/checkpoints/" not in path
+        has_digest = retained and not as_written and not path.startswith("datasets/")
+        if has_digest and (not is_entry or not isinstance(changed, dict) or "sha256" in changed):
+            assert found, changed
+
+    check()
 
 
 def test_a_list_shows_the_other_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

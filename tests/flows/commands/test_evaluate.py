@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.commands.main import main
-from tasks.foundation.contracts.attempt import attempt_path
-from tasks.foundation.contracts.log_entry import EvaluationOnTest
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.attempt import attempt_path
+from baton.tasks.foundation.contracts.log_entry import EvaluationOnTest
 from tests.support.checkout import CHECKOUT
 from tests.support.homes import entries_of
 from tests.support.lab import ZOO, Lab, spec_of
@@ -22,7 +22,7 @@ from tests.support.watched_relay import command
 
 _TRAINING = """
 import time
-from tasks.foundation.machine.processes import process_name
+from baton.tasks.foundation.machine.processes import process_name
 
 print(process_name(), flush=True)
 time.sleep(60)

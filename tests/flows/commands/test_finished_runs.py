@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from flows.admit import result_if_done
-from flows.commands.main import main
-from flows.commands.run import print_summary
-from flows.facts import RunFacts
-from flows.opened_run import Goal, Run
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.log.appends import finish
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Silent
+from baton.flows.admit import result_if_done
+from baton.flows.commands.main import main
+from baton.flows.commands.run import print_summary
+from baton.flows.facts import RunFacts
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.log.appends import finish
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.support.fake_run import FakeRun
 
 REASON = "EarlyStopping set model.stop_training in on_epoch_end of epoch 1 <b>"
 
 
 def facts_of(run_file: Path) -> RunFacts:
-    run = Run.open(load_run_file(run_file))
+    run = OpenedRun.open(load_run_file(run_file))
     return RunFacts.of(run, run.require_newest())
 
 
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 def test_a_finished_run_is_done_after_its_last_evaluation(run: FakeRun) -> None:
-    opened = Run.open(load_run_file(run.run_file()))
+    opened = OpenedRun.open(load_run_file(run.run_file()))
     goal = Goal.of(opened.spec)
     assert not goal.reached(run.head, opened.spec)
     run.evaluate(0.5)
@@ -77,7 +77,7 @@ def test_the_summary_says_how_to_continue(run: FakeRun, exit_reason: str, word: 
     text = stream.getvalue()
     assert f"{word}: digits ended early, at step 200 of 400." in text
     assert "EarlyStopping set model.stop_training" in text
-    assert "baton run run.yaml --accept callbacks" in text
+    assert "baton run run.yaml --set train.callbacks=null --accept callbacks" in text
 
 
 @pytest.mark.parametrize(("index", "writes"), [(0, True), (1, False)])
@@ -87,7 +87,7 @@ def test_only_the_chief_writes_if_nothing_is_left_to_do(
     place = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
     run.evaluate(0.9)
-    opened = Run.open(load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"]))
+    opened = OpenedRun.open(load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"]))
     before = run.files()
     done = result_if_done(opened, Goal.of(opened.spec), run.head, telemetry=Silent())
     assert done is not None

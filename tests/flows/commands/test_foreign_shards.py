@@ -11,14 +11,14 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from flows.commands.main import main
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import manifest_path
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.local import LocalStorage
-from tasks.prepare_data.sources.source_files import names_file
-from tasks.prepare_data.stage import prepare_data
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.dataset.manifest import manifest_path
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.prepare_data.sources.source_files import names_file
+from baton.tasks.prepare_data.stage import prepare_data
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import DATASET, FakeRun
@@ -49,24 +49,28 @@ def linked(folder: Path, target: Path) -> str:
     return "shard-of-mine.tfrecord"
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_verify_reads_nothing_that_only_a_manifest_names(kind: str, tmp_path: Path, cloud: FakeGcs) -> None:
-    home = HostileHome(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    path, is_told = FOREIGN[kind]
-    manifest = home.json_of(KINDS["dataset"])
-    for shard in manifest["train"]:
-        shard["path"] = path(tmp_path)
-    home.spoil_files({KINDS["dataset"]: manifest})
+def test_verify_reads_nothing_that_only_a_manifest_names(tmp_path: Path, cloud: FakeGcs) -> None:
+    homes = {}
+    for number, (kind, (path, _)) in enumerate(FOREIGN.items()):
+        around = tmp_path / str(number)
+        home = homes[kind] = HostileHome(around)
+        os.mkfifo(around / "pipe")
+        manifest = home.json_of(KINDS["dataset"])
+        for shard in manifest["train"]:
+            shard["path"] = path(around)
+        home.spoil_files({KINDS["dataset"]: manifest})
     cloud.reset_counters()
-    done = run_light_verbs(home.run.address, watched=[tmp_path, "/dev/zero", "/proc/self/environ"])
-    assert [each for each in done.opened if not each.startswith(f"{tmp_path}/storage")] == []
+    watched = [tmp_path, "/dev/zero", "/proc/self/environ"]
+    outcomes = run_light_verbs([home.run.address for home in homes.values()], watched=watched)
     assert cloud.counts.total() == 0
-    assert set(done.codes.values()) <= {0, 2, 4}, done.codes
-    assert "Traceback" not in "".join(done.printed.values())
     told = "not read: 1 shard in files outside of the storage; baton verify FILE reads those that the run file names"
-    assert (told in done.printed["verify"]) == is_told, done.printed["verify"]
-    assert done.codes["verify"] != 0 or is_told
+    for (kind, home), done in zip(homes.items(), outcomes, strict=True):
+        _, is_told = FOREIGN[kind]
+        assert [each for each in done.opened if not each.startswith(str(home.storage.parent))] == [], kind
+        assert set(done.codes.values()) <= {0, 2, 4}, (kind, done.codes)
+        assert "Traceback" not in "".join(done.printed.values()), kind
+        assert (told in done.printed["verify"]) == is_told, (kind, done.printed["verify"])
+        assert done.codes["verify"] != 0 or is_told, kind
 
 
 def test_verify_by_a_run_file_reads_the_files_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

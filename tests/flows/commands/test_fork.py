@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.log_entry import Change, Rewind
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE
+from baton.tasks.foundation.contracts.log_entry import Change, Rewind
 from tests.support.fake_run import FakeRun
 
 
@@ -77,6 +78,15 @@ def test_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["report", home]) == 0
     page = (Path(home) / "report" / "index.html").read_text()
     assert f"forked from step 200 of STORAGE/digits ({facts['forked_from']['path']})" in page
+
+
+def test_damaged_code_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    code = f"code/{0:016x}.json"
+    run = FakeRun(tmp_path, identity={SAVED_CODE: code})
+    run.home.write(code, b"{}")
+    assert main(["fork", run.address, "--as", "other"]) == 0
+    assert f"{code}, the saved code, cannot be read" in caplog.text
+    assert run.root.read(f"other/{code}") == b"{}"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import SegmentRequest
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import AnotherVersion
-from tasks.foundation.log.stage_results import find_segment, take_answer, write_answer
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import AnotherVersion
+from baton.tasks.foundation.log.stage_results import find_segment, take_answer, write_answer
 from tests.support.fake_run import FakeRun
 from tests.support.small_logs import signed
 

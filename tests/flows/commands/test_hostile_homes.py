@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 import typer
 
-from flows.commands.main import app, main
-from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.checkpoint.selection import select_checkpoint
-from tasks.foundation.checkpoint.verify import fetch, read_manifest
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.dataset.manifest import read_manifest as read_dataset_manifest
-from tasks.foundation.dataset.shards import VerifiedShards
-from tasks.foundation.errors import BatonError, FileMissing
-from tasks.foundation.log.files import entry_path
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.log.stage_results import handed_on, take_answer
-from tasks.foundation.storage.transfers import checksum_bytes
-from tasks.foundation.telemetry.tensorboard import write_curves
+from baton.flows.commands.main import app, main
+from baton.tasks.foundation.checkpoint.retention import KeepLast, apply_retention
+from baton.tasks.foundation.checkpoint.selection import select_checkpoint
+from baton.tasks.foundation.checkpoint.verify import fetch, read_manifest
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import SegmentResult
+from baton.tasks.foundation.dataset.manifest import read_manifest as read_dataset_manifest
+from baton.tasks.foundation.dataset.shards import VerifiedShards
+from baton.tasks.foundation.errors import BatonError, FileMissing
+from baton.tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.log.stage_results import handed_on, take_answer
+from baton.tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.telemetry.tensorboard import write_curves
 from tests.support.fake_run import DATASET
 from tests.support.hostile_homes import ESCAPES, LENGTH, PREPARED, SEGMENT, Case, HostileHome, traversals
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_is_its_own_parent_does_no_harm(home: HostileHome, com
 
 
 def test_a_report_escapes_unusual_names(home: HostileHome, commands: Commands) -> None:
-    """A metric, a cause and a version contain formulas, HTML and markup; one name is a megabyte long."""
+    """A metric, a cause and a version contain formulas, HTML and markup; one name is very long."""
     text = "</script><b>$\\frac{[/x]"
     changed = {}
     for number in range(20):

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from flows.commands.main import VERBS as DESCRIBED
-from flows.commands.main import app, main
-from tests.support import forked
+from baton.flows.commands.main import VERBS as DESCRIBED
+from baton.flows.commands.main import app, main
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.telemetry.events import Silent
 
 VERBS = list(getattr(typer.main.get_command(app), "commands"))  # noqa: B009 - a group has it, a command has not
 # What these need besides the run.
@@ -52,7 +55,11 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path, capsys: pytest.C
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {"init", "compare", "hosts", "slice-server"}])
+# These take no run file, or, as `delete`, one that is named.
+WITHOUT_RUN_FILE = {"init", "compare", "delete", "hosts", "slice-server"}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in WITHOUT_RUN_FILE])
 def test_missing_run_file_leads_to_init(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,42 +91,37 @@ def test_help_fits_into_80_columns(
     assert max(map(len, printed.splitlines())) <= 80
     assert not re.search(r"\w\.\.\.$", printed, flags=re.MULTILINE)  # typer cuts what does not fit
     assert not verb or f"Examples:\n    baton {verb}" in printed
+    assert not verb or f"\n\n  {DESCRIBED[verb].summary}\n" in printed
 
 
 def test_shell_completes_verbs() -> None:
     asked = {"_BATON_COMPLETE": "complete_bash", "COMP_WORDS": "baton st", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.commands.main"],
+        [sys.executable, "-m", "baton.flows.commands.main"],
         env=os.environ | asked, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["status"], done.stderr
 
 
 @pytest.mark.slow
-def test_initialized_run_trains_to_a_report(tmp_path: Path) -> None:
-    def baton(*words: str, folder: Path) -> str:
-        command = [sys.executable, "-m", "flows.commands.main", *words]
-        environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect")}
-        done = forked.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=400
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout)
-
-    folder = tmp_path / "x"
-    baton("init", "x", folder=tmp_path)
-    assert "Done: spirals is at step 842 of 842, epoch 20.0" in baton("run", folder=folder)
-    assert (folder / "runs/spirals/report/index.html").is_file()
-    assert json.loads(baton("status", "--json", folder=folder))["evaluation"]["metrics"]["accuracy"] > 0.95
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_summary_is_the_first_line_of_the_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == 0
-    assert f"\n\n  {DESCRIBED[verb].summary}\n" in capsys.readouterr().out
+def test_initialized_run_trains_to_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "x"]) == 0
+    monkeypatch.chdir(tmp_path / "x")
+    opened = OpenedRun.open(load_run_file(Path("run.yaml")))
+    done = train(opened, Goal.of(opened.spec), telemetry=Silent())
+    assert (done.exit_reason, done.step) == ("complete", 842)
+    assert Path("runs/spirals/report/index.html").is_file()
+    capsys.readouterr()
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["evaluation"]["metrics"]["accuracy"] > 0.95
 
 
 def test_help_imports_no_verb() -> None:
-    program = "import sys\nfrom flows.commands.main import main\nmain(['--help'])\nprint(*sys.modules)"
+    program = "import sys\nfrom baton.flows.commands.main import main\nmain(['--help'])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {"flows.opened_run", "flows.commands.run", "yaml"} & set(done.stdout.splitlines()[-1].split())
+    assert not {"baton.flows.opened_run", "baton.flows.commands.run", "yaml"} & set(
+        done.stdout.splitlines()[-1].split()
+    )

@@ -1,19 +1,22 @@
 """`baton init --data` says what it sees in files, and writes a run file and a model that fit them."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import tensorflow as tf
 import yaml
+from pyarrow import ipc, parquet
 
-from flows.commands.main import main
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.user_code import load_function
-from tests.support import forked
+from baton.flows.commands.main import main
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.without_prefect import train
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.user_functions import load_function
 from tests.support.data_folders import (
     Made,
     book,
@@ -77,7 +80,7 @@ FOUND: dict[Made, tuple[dict[str, Any], list[str], int | None, tuple[int, ...]]]
         },
         ["x/age int64[]", "x/city int64[]", "x/plan int64[]", "x/vector float32[2]", "y bool[]"],
         None,
-        (1,),
+        (2,),
     ),
     saved: (
         {"x": "image", "y": "label", "size": [4, 5], "split": "train"},
@@ -99,7 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def zeros(feature: dict[str, Any], folder: Path) -> Any:
     """Two examples of a feature, as the model gets them."""
     if feature["dtype"] == "string":
-        (ids, _) = cast(Any, load_function("model.py:word_ids", folder))(("two words", 0), seed=None)
+        (ids, _) = cast(Any, load_function("model.py:word_ids", folder))((tf.constant("two words"), 0), seed=None)
         return np.stack([ids, ids])
     return np.zeros((2, *feature["shape"]), feature["dtype"])
 
@@ -116,13 +119,23 @@ def test_run_file_and_model_fit_the_data(made: Made, folder: Path, capsys: pytes
     given = run.spec.data.options
     assert (run.folder / given["path"]).resolve().is_relative_to(folder / path)
     assert {key: value for key, value in given.items() if key != "path"} == options
-    model = load_function("model.py:build_model", run.folder)()
+    model = load_function("model.py:build_model", run.folder)(**run.spec.model.options)
     arrays = {each["name"]: zeros(each, run.folder) for each in seen["features"]}
     y = arrays.pop("y")
     x = arrays.get("x", {name.removeprefix("x/"): array for name, array in arrays.items()})
     predicted = model(x)
     assert predicted.shape == (2, *outputs)
     assert np.isfinite(float(model.compute_loss(x=x, y=y, y_pred=predicted)))
+
+
+def test_files_that_are_not_read_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("0.csv", "1.CSV", "2.csv.json"):
+        (folder / "f").mkdir(exist_ok=True)
+        (folder / "f" / name).write_text("a,y\n" + "1,0\n2,1\n" * 10)
+    assert main(["init", "run", "--data", "f", "--label", "y"]) == 0
+    said = capsys.readouterr().out
+    assert "examples  40" in said
+    assert "note      f: 1 file not read: 2.csv.json" in said
 
 
 def test_sets_of_their_own_are_named(folder: Path) -> None:
@@ -140,7 +153,8 @@ def test_inputs_have_other_names_than_layers(folder: Path) -> None:
     rows = ["dense,a b,label", *(f"{'uv'[row % 2]},{row},{row % 3}" for row in range(12))]
     (folder / "clash.csv").write_text("\n".join([*rows, ""]))
     assert main(["init", "run", "--data", "clash.csv"]) == 0
-    model = cast(Any, load_function("model.py:build_model", folder / "run")())
+    options = load_run_file(folder / "run" / "run.yaml").spec.model.options
+    model = cast(Any, load_function("model.py:build_model", folder / "run")(**options))
     assert sorted(model.input) == ["a_b", "dense_"]
 
 
@@ -156,6 +170,42 @@ def test_columns_and_classes_are_said(folder: Path, capsys: pytest.CaptureFixtur
     assert ["column", "age", "int64", "1", "null", "x"] in words
     assert ["examples", "30"] in words
     assert any(line[:2] == ["column", "clicks"] and "data.pad:" in line for line in words)
+
+
+def table_with_nulls() -> pa.Table:
+    return pa.table(
+        {
+            "truth": [True, None] * 6,
+            "codes": pa.array(["a", None, "b"] * 4).dictionary_encode(),
+            "nested": [[[1, 2]]] * 12,
+            "views": pa.array(["u", "v", None] * 4, pa.string_view()),
+            "y": list(range(12)),
+        }
+    )
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
+def test_columns_of_folders_with_nulls_and_lists_are_found(form: str, folder: Path) -> None:
+    for flag in ("false", "__HIVE_DEFAULT_PARTITION__"):
+        (folder / "t" / f"flag={flag}").mkdir(parents=True)
+        file = folder / "t" / f"flag={flag}" / f"0.{form}"
+        if form == "csv":
+            file.write_text("c;x;y\r" + "".join(f"{'ab'[row % 2]};{row},5;{row}\r" for row in range(12)))
+        elif form == "parquet":
+            parquet.write_table(table_with_nulls(), file)
+        else:
+            with ipc.new_file(str(file), table_with_nulls().schema) as writer:
+                writer.write_table(table_with_nulls())
+    assert main(["init", "run", "--data", "t"]) == 0
+    given = load_run_file(folder / "run" / "run.yaml").spec.data.options
+    words = {"flag": ["false", "missing"]}
+    if form == "csv":
+        assert (given["delimiter"], given["decimal"]) == (";", ",")
+        assert given["vocabulary"] == {"c": ["a", "b"], **words}
+    else:
+        assert given["vocabulary"] == {"codes": ["a", "b", "missing"], "views": ["u", "v", "missing"], **words}
+        assert given["shapes"] == {"nested": [1, 2]}
+        assert given["fill"] == {"truth": 0, "codes": "missing", "views": "missing", "flag": "missing"}
 
 
 @pytest.mark.parametrize(
@@ -191,16 +241,6 @@ def test_what_cannot_be_used_is_refused(
 
 @pytest.mark.slow
 def test_written_run_trains(folder: Path) -> None:
-    measurements(folder)
-    for words in (["init", "run", "--data", "flowers.npz"], ["run", "run/run.yaml"]):
-        done = forked.run(
-            [sys.executable, "-m", "flows.commands.main", *words],
-            cwd=folder,
-            env=os.environ | {"PREFECT_HOME": str(folder / "prefect")},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=400,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "Done: flowers is at step" in done.stdout
+    assert main(["init", "run", "--data", measurements(folder)]) == 0
+    opened = OpenedRun.open(load_run_file(folder / "run" / "run.yaml"))
+    assert train(opened, Goal.of(opened.spec), telemetry=Silent()).exit_reason == "complete"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
+from baton.flows.commands.main import main
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 
@@ -115,7 +115,7 @@ IN_CODE = [
 def prepared(folder: Path, mistake: Mistake) -> Path:
     """Write the files of `baton init`, with a mistake."""
     for name, template in (("run.yaml", "run.yaml"), ("model.py", "model.py.txt"), ("data.py", "data.py.txt")):
-        text = (files("flows.commands") / "new_run" / template).read_text("utf-8")
+        text = (files("baton.flows.commands") / "new_run" / template).read_text("utf-8")
         changes = mistake.changes.get(name, ())
         for old, new in changes or ():
             assert old in text, (mistake.what, old)

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from flows.commands.main import main
-from flows.commands.output import Output, Painted, commands_to_paste, status
-from flows.evaluating import FreshEvaluation
-from flows.result import RelayResult
-from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
-from tasks.foundation.contracts.log_entry import MetricRow
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.log.appends import quarantine
+from baton.flows.commands.main import main
+from baton.flows.commands.output import Output, Painted, commands_to_paste, status
+from baton.flows.evaluating import FreshEvaluation
+from baton.flows.result import RelayResult
+from baton.tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
+from baton.tasks.foundation.contracts.log_entry import MetricRow
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.log.appends import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
 from tests.support.terminal import COLOR_VARIABLES, shown_by
@@ -139,7 +139,7 @@ def test_head_of_a_pipe_ends_quietly(run: FakeRun) -> None:
     metrics = {f"metric_number_{number}": 0.5 for number in range(50)}
     for step in range(400, 12000, 100):
         run.commit(step, [MetricRow(step=step, metrics=metrics)])
-    log = [sys.executable, "-m", "flows.commands.main", "log", run.address]
+    log = [sys.executable, "-m", "baton.flows.commands.main", "log", run.address]
     with subprocess.Popen(log, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         head = subprocess.run(
             [shutil.which("head") or "head", "-1"], stdin=process.stdout, capture_output=True, check=True

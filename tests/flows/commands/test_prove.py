@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import prove as verb
-from flows.commands.main import main
-from flows.proof.execute import Execution, FinishedProcess, Laboratory
-from tasks.foundation.contracts.home_files import ProofReceipt
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.errors import BatonError
-from tasks.foundation.storage import local_files
+from baton.flows.commands import prove as verb
+from baton.flows.commands.main import main
+from baton.flows.proof.execute import Execution, FinishedProcess, Laboratory
+from baton.tasks.foundation.contracts.home_files import ProofReceipt
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.storage import local_files
 from tests.support.fake_executions import ENVIRONMENT, FakeExecutions, small_run_file
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.log_entry import MetricRow
-from tasks.foundation.log.appends import quarantine
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.log_entry import MetricRow
+from baton.tasks.foundation.log.appends import quarantine
 from tests.support.fake_run import FakeRun
 from tests.support.host_intervals import stats_of
 
@@ -158,15 +158,19 @@ def test_status_of_a_run_at_work_shows_its_current_step(run: FakeRun, capsys: py
     out = capsys.readouterr().out
     assert re.search(r"^step +300 of 400$", out, re.MULTILINE)
     assert re.search(r"^state +at work$", out, re.MULTILINE)
-    pace = r"[\d.]+ steps/s, about \S+ s left"
+    pace = r"[\d.]+ steps/s, at least \S+ s left"  # it has not evaluated yet
     process = r"\(process 77 on tpu-vm, as of \d+\.\d s ago\)"
     assert re.search(rf"^at work +step 340  train  {pace}  {process}$", out, re.MULTILINE)
     assert re.search(r"^at work +step 300  waits for a remote stage  \(", out, re.MULTILINE)
     facts = as_json(capsys, "status", str(run.run_file()))
     assert facts["state"] == "at work"
     assert facts["at_work"][0]["seconds_left"] == pytest.approx(60 / facts["at_work"][0]["steps_per_second"])
-    run.attempt("a" * 32, ended="complete")
-    run.attempt("b" * 32, ended="complete")
+    run.attempt("c" * 32, began=now, alive=now, step=340, seconds={"train": 5.0, "evaluate": 5.0})
+    assert main(["status", str(run.run_file())]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^at work +step 340  train  [\d.]+ steps/s, about \S+ s left", out, re.MULTILINE)
+    for attempt in ("a", "b", "c"):
+        run.attempt(attempt * 32, ended="complete")
     assert main(["status", run.address]) == 0
     assert "at work" not in capsys.readouterr().out
     assert as_json(capsys, "status", run.address)["state"] == "unknown"

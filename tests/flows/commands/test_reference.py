@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import typer
 
-from flows.commands.main import app, main
+from baton.flows.commands.main import app, main
 from tests.support.checkout import CHECKOUT
 
 PAGE = CHECKOUT / "flows" / "commands" / "README.md"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.identity import identity_in_run_file
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.run_file import load_run_file
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.identity import identity_in_run_file
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.contracts.run_file import load_run_file
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.fake_run import FakeRun
 from tests.support.sent_requests import Requests, requests_of

@@ -6,14 +6,14 @@ from typing import NoReturn
 
 import pytest
 
-from flows import relay
-from flows.admit import Admitted
-from flows.commands import run as command
-from flows.opened_run import Goal, Run
-from flows.result import RelayResult, result_of
-from flows.with_prefect import recorder
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.telemetry.console import Console
+from baton.flows import relay
+from baton.flows.admit import Admitted
+from baton.flows.commands import run as command
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.result import RelayResult, result_of
+from baton.flows.with_prefect import recorder
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.telemetry.console import Console
 from tests.support.fake_run import FakeRun
 
 
@@ -24,7 +24,7 @@ class AsksForPrefect(Exception):
 @pytest.fixture
 def admitted(tmp_path_factory: pytest.TempPathFactory) -> Admitted:
     run = FakeRun(tmp_path_factory.mktemp("run")).train(200)
-    opened = Run.open(load_run_file(run.run_file(), ["accelerator.kind=multi_worker"]))
+    opened = OpenedRun.open(load_run_file(run.run_file(), ["accelerator.kind=multi_worker"]))
     goal = Goal.of(opened.spec)
     return Admitted(
         run=opened, goal=goal, accept=(), try_again=False, take_over=False, head=run.head, notes=()

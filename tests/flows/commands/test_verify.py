@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import pytest
 
-from flows.commands.main import main
-from flows.opened_run import open_run
-from flows.verification import verify_home
-from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
-from tasks.foundation.contracts.dataset import content_digest
-from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
-from tasks.foundation.contracts.log_entry import EvaluationOnTest
-from tasks.foundation.dataset.manifest import read_manifest
-from tasks.foundation.log.appends import quarantine
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.commands.main import main
+from baton.flows.opened_run import open_run
+from baton.flows.verification import verify_home
+from baton.tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
+from baton.tasks.foundation.contracts.dataset import content_digest
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
+from baton.tasks.foundation.contracts.log_entry import EvaluationOnTest
+from baton.tasks.foundation.dataset.manifest import read_manifest
+from baton.tasks.foundation.log.appends import quarantine
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
 from tests.support.small_logs import signed
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.home_files import saved_code_path
-from tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.contracts.home_files import saved_code_path
+from baton.tasks.foundation.log.files import entry_path
 from tests.support.hostile_homes import ESCAPES, KINDS, HostileHome
-from tests.support.light_verbs import VERBS, Outcome, run_light_verbs_on
+from tests.support.light_verbs import VERBS, Outcome, run_light_verbs
 
 PLANTED = "open({!r}, 'w').write('owned')\n"
 Harm = Callable[[Path, HostileHome], object]  # of the folder of a home, which is a copy of the other one
@@ -107,10 +107,6 @@ WEIGHTS = ("body", "initialized_from", "sources", 0, "place")
 IN_JSON: dict[str, tuple[str, Changes]] = {
     "a file of a checkpoint leads up": (TIP, ((("files", 0, "name"), "../../../../victim/.bashrc"),)),
     "a file of a checkpoint is absolute": (TIP, ((("files", 0, "name"), "VICTIM/.bashrc"),)),
-    "a shard leads up": (DATASET, ((("train", 0, "path"), "../../../victim/.bashrc"),)),
-    "a shard is absolute": (DATASET, ((("train", 0, "path"), "VICTIM/.bashrc"),)),
-    "a shard is in a bucket": (DATASET, ((("train", 0, "path"), "gs://bucket/of/the/reader"),)),
-    "a shard is a device": (DATASET, ((("train", 0, "path"), "/dev/zero"),)),
     "a shard has 9 EB": (DATASET, ((("train", 0, "size"), 2**63 - 1),)),
     "a shard has a size of 400 digits": (DATASET, ((("train", 0, "size"), 10**400),)),
     "a retired checkpoint leads up": ("NEWEST", ((("head", "retired"), [{"path": "../../victim", "at_commit": 0}]),)),
@@ -143,7 +139,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Hostil
         if row in IN_PLACE:
             IN_PLACE[row](copies[row] / home.run.name, home)
     watched = [folder, "/dev/zero", "/etc/passwd"]
-    done = run_light_verbs_on([copy / home.run.name for copy in copies.values()], watched=watched)
+    done = run_light_verbs([copy / home.run.name for copy in copies.values()], watched=watched)
     return {row: (home, copies[row], outcome) for row, outcome in zip(ROWS, done, strict=True)}
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.stage import Place
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Silent
-from tasks.prepare_data.stage import prepare_data
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.prepare_data.stage import prepare_data
 from tests.support.checkout import CHECKOUT
 from tests.support.data_folders import (
     Made,

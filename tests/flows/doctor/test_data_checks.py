@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flows.doctor import data_checks
-from flows.doctor.data_checks import DataSample, check_data, check_input, first_batch
-from flows.doctor.run_file_checks import check_accelerator
-from flows.opened_run import storage_of
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.errors import SourceError
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Silent
-from tests.support.faulty_runs import V5E, load_faulty_run, make_run
+from baton.flows.doctor import data_checks
+from baton.flows.doctor.data_checks import DataSample, check_data, check_input, first_batch
+from baton.flows.doctor.run_file_checks import Checks, check_accelerator
+from baton.flows.opened_run import storage_of
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.telemetry.events import Silent
+from tests.support.faulty_runs import SLICE, V5E, load_faulty_run, make_run
 
 
 def test_endless_source_is_sampled_up_to_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +29,36 @@ def test_endless_source_is_sampled_up_to_limits(tmp_path: Path, monkeypatch: pyt
     assert check_data(load_run_file(file), None, tmp_path / "third").value.manifest.train_examples == 1
 
 
+def test_slow_input_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_checks, "_MEASURED_SECONDS", 0.05)
+    run = load_faulty_run(tmp_path)
+    sample = check_data(run, None, tmp_path / "scratch").value
+    found = check_input(run, check_accelerator(run, V5E).value, sample, 1e-7)
+    assert found.verdict == "warn"
+    assert "would wait for input" in found.text
+
+
+IN_PYTHON = """import numpy as np
+import tensorflow as tf
+
+def in_python(example):
+    x = tf.numpy_function(lambda x: x, [example[0]], tf.float32, stateful=False)
+    return tf.ensure_shape(x, example[0].shape), example[1]
+"""
+
+
+def test_transform_in_python_fails_on_a_slice(tmp_path: Path) -> None:
+    file = make_run(
+        tmp_path / "run", ("data.py", "import numpy as np", IN_PYTHON), ("data.py", "range(96)", "range(960)")
+    )
+    run = load_run_file(file, ["data.transform=data.py:in_python", "train.global_batch_size=128"])
+    sample = check_data(run, None, tmp_path / "scratch").value
+    checks = Checks(lambda _: None)
+    found = checks.run("input", lambda: check_input(run, check_accelerator(run, SLICE).value, sample, None))
+    assert found.verdict == "fail"
+    assert "calls Python (PyFuncStateless)" in found.text
+
+
 def test_empty_source_is_refused(tmp_path: Path) -> None:
     file = make_run(tmp_path / "run", ("data.py", "range(96)", "range(0)"))
     with pytest.raises(SourceError, match="yields no examples"):
@@ -36,7 +66,7 @@ def test_empty_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_prepared_dataset_is_used(tmp_path: Path) -> None:
-    from tasks.prepare_data.stage import prepare_data
+    from baton.tasks.prepare_data.stage import prepare_data
 
     run = load_faulty_run(tmp_path)
     storage = storage_of(run)

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
-from flows.doctor.device_checks import compile_step, explain_failure
-from flows.doctor.run_file_checks import check_accelerator
-from tasks.foundation.errors import ModelError
+from baton.flows.doctor.device_checks import compile_step, explain_failure
+from baton.flows.doctor.run_file_checks import check_accelerator
+from baton.tasks.foundation.errors import ModelError
 from tests.support.faulty_runs import V5E, load_faulty_run
 from tests.support.step_models import ApplyLayer, batch_of, step_of
 
@@ -24,13 +24,14 @@ def leaf(gigabytes: int, *, trainable: bool) -> Any:
 
 @pytest.mark.parametrize(("parameters", "slots", "verdict"), [(2, 4, "pass"), (4, 4, "warn"), (6, 6, "fail")])
 def test_memory_counts_gradients_once_more(parameters: int, slots: int, verdict: str, tmp_path: Path) -> None:
-    from flows.doctor.device_checks import check_memory
+    from baton.flows.doctor.device_checks import check_memory
 
     leaves = (leaf(parameters, trainable=True), leaf(slots, trainable=False))
     built: Any = SimpleNamespace(state=SimpleNamespace(leaves=leaves), arguments=())
     found = check_memory(built, check_accelerator(load_faulty_run(tmp_path), V5E).value)
     assert (found.verdict, found.value) == (verdict, (2 * parameters + slots) * 10**9)
     assert bool(found.remedy) == (verdict != "pass")
+    assert found.text.endswith("of a replica's 16.0 GB")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flows.doctor.model_checks import find_unsupported_ops, layer_of
+from baton.flows.doctor.model_checks import find_unsupported_ops, layer_of
 from tests.support.step_models import ApplyLayer, batch_of, step_of
 
 
@@ -51,6 +51,14 @@ def unsupported_in(work: Callable[[Any], Any]) -> list[tuple[str, str, str]]:
             [("python", "PyFunc", "bad")],
         ),
         (lambda x: tf.cast(tf.cast(x, tf.float64) * 2, tf.float32), [("float64", "Cast", "bad")]),
+        (
+            lambda x: x + tf.reduce_sum(tf.unique(tf.stop_gradient(tf.reshape(x, [-1])))[0]),
+            [("dynamic shape", "Unique", "bad")],
+        ),
+        (
+            lambda x: x + tf.reduce_sum(x[: tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32))]),
+            [("dynamic shape", "StridedSlice", "bad")],
+        ),
     ],
 )
 def test_unsupported_ops_are_found_with_their_layer(

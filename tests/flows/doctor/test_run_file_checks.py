@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor.run_file_checks import Checks, Finding, check_accelerator, check_batch, check_preflight, check_storage
-from flows.opened_run import storage_of
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.machine.tpu import TpuType
+from baton.flows.doctor.run_file_checks import (
+    Checks,
+    Finding,
+    check_accelerator,
+    check_batch,
+    check_preflight,
+    check_storage,
+)
+from baton.flows.opened_run import storage_of
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import IdentityChanged
+from baton.tasks.foundation.machine.tpu import TpuType
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.fake_run import FakeRun
 from tests.support.faulty_runs import SLICE, V5E, load_faulty_run, make_run

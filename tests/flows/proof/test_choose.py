@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
-from flows.proof.choose import (
+from baton.flows.commands.main import main
+from baton.flows.proof.choose import (
     Stretch,
     Stretches,
     choose,
@@ -17,11 +17,11 @@ from flows.proof.choose import (
     stretches_of,
     training_of,
 )
-from flows.proof.receipt import environment_differences
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.run_spec import next_border, with_examples
-from tasks.foundation.errors import InvalidInput
+from baton.flows.proof.receipt import environment_differences
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
+from baton.tasks.foundation.contracts.run_spec import next_border, with_examples
+from baton.tasks.foundation.errors import InvalidInput
 from tests.support.fake_executions import ENVIRONMENT, small_run_file
 from tests.support.fake_run import FakeRun
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.proof.choose import training_of
-from flows.proof.compare import SavedState, compare
-from tasks.foundation.contracts.checkpoint import CheckpointRef, sorted_keys
-from tasks.foundation.errors import RunLogError
-from tasks.foundation.storage.local import LocalStorage
+from baton.flows.proof.choose import training_of
+from baton.flows.proof.compare import SavedState, compare
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, sorted_keys
+from baton.tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_executions import FakeExecutions, small_run_file, state_of
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.bare_process import ProcessReport, process_report, read_process_report
-from flows.proof.choose import training_of
-from flows.proof.execute import Execution, FinishedProcess, FreshProcesses, error_of
-from tasks.foundation.errors import BatonError
-from tasks.foundation.telemetry.events import Note, StatefulOperations
+from baton.flows.bare_process import ProcessReport, process_report, read_process_report
+from baton.flows.proof.choose import training_of
+from baton.flows.proof.execute import Execution, FinishedProcess, FreshProcesses, error_of
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.telemetry.events import Note, StatefulOperations
 from tests.support.fake_executions import small_run_file
 
 

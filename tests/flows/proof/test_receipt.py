@@ -1,20 +1,21 @@
 """The order of the trainings of a proof, and its verdict, with fake processes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows.bare_process import ProcessReport
-from flows.proof.execute import FinishedProcess, Laboratory
-from flows.proof.receipt import prove
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.home_files import ProofReceipt
-from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import BatonError, InvalidInput, SourceError
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.flows.bare_process import ProcessReport
+from baton.flows.proof.execute import FinishedProcess, Laboratory
+from baton.flows.proof.receipt import agreement, prove
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.home_files import ProofReceipt
+from baton.tasks.foundation.contracts.run_file import RunFile
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import BatonError, InvalidInput, SourceError
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.support.fake_executions import FakeExecutions, small_run_file
 
 
@@ -147,3 +148,12 @@ def test_process_that_refused_its_input_raises_its_error(run: RunFile, tmp_path:
 def test_too_few_steps_are_refused(run: RunFile, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--steps = 3"):
         receipt_of(run, FakeExecutions(), tmp_path, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("second", "agrees_with"), [("ab", "log"), ("ax", "first"), ("ay", "neither"), ("xx", "neither")]
+)
+def test_second_execution_agrees_at_every_step(second: str, agrees_with: str) -> None:
+    logged, first, again = (dict(zip((2, 4), digests, strict=True)) for digests in ("ab", "ax", second))
+    executed: list[Any] = [SimpleNamespace(digests=digests) for digests in (first, again)]
+    assert agreement([2, 4], logged, *executed) == agrees_with

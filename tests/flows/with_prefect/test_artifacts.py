@@ -7,16 +7,17 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flows.opened_run import Run
-from flows.process import Terminated
-from flows.with_prefect import artifacts
-from flows.with_prefect.artifacts import (
+from baton.flows.opened_run import OpenedRun
+from baton.flows.process import Terminated
+from baton.flows.with_prefect import artifacts
+from baton.flows.with_prefect.artifacts import (
     Artifact,
     ArtifactPublisher,
     FlowRunCancelled,
@@ -24,16 +25,16 @@ from flows.with_prefect.artifacts import (
     key_of,
     report_of,
 )
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import BlowUp
-from tasks.foundation.log.appends import commit, quarantine, rewind
-from tasks.foundation.log.history import commit_of, history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.machine.stops import ProcessStop
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
-from tasks.foundation.telemetry.formatting import metric_words
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BlowUp
+from baton.tasks.foundation.log.appends import commit, quarantine, rewind
+from baton.tasks.foundation.log.history import commit_of, history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.machine.stops import ProcessStop
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
+from baton.tasks.foundation.telemetry.formatting import metric_words
 from tests.foundation.telemetry.test_tensorboard import REWINDS
 from tests.support.clock import FakeClock
 from tests.support.counting_storage import Counting
@@ -83,8 +84,8 @@ def run(tmp_path: Path) -> FakeRun:
     return run
 
 
-def opened(run: FakeRun, **train: int) -> Run:
-    return Run.open(load_run_file(run.run_file(**train)))  # its log remembers nothing yet
+def opened(run: FakeRun, **train: int) -> OpenedRun:
+    return OpenedRun.open(load_run_file(run.run_file(**train)))  # its log remembers nothing yet
 
 
 @contextmanager
@@ -111,8 +112,8 @@ def training(step: int) -> Training:
     return Training(step=step, target=400, metrics={"loss": 0.5}, examples_per_second=1000.0)
 
 
-def committed(step: int) -> Committed:
-    return Committed(step=step, path="checkpoints/x", size=1, metrics={})
+def committed(step: int, path: str = "checkpoints/x") -> Committed:
+    return Committed(step=step, path=path, size=1, metrics={})
 
 
 def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
@@ -160,6 +161,7 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
 def test_the_table_drops_a_quarantined_tip(run: FakeRun) -> None:
     store = FakeArtifactStore()
     with publisher(run, store) as sink:
+        sink.emit(training(200))
         assert store.requests.acquire(timeout=A_LONG_TIME)
         quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
         sink.emit(committed(100))
@@ -170,18 +172,23 @@ def test_the_table_drops_a_quarantined_tip(run: FakeRun) -> None:
 def test_progress_updates_are_throttled_and_the_last_is_written(run: FakeRun) -> None:
     store, clock = FakeArtifactStore(), FakeClock(0.0)
     with publisher(run, store, clock=clock) as sink:
+        sink.emit(training(200))
         for _ in ("progress", "commits"):  # the first update
             assert store.requests.acquire(timeout=A_LONG_TIME)
         for step in range(201, 300):
             sink.emit(training(step))
-        run.train(300)
+        sink.emit(committed(300, run.train(300).tip.path))
     bar = [(artifact.data, artifact.description) for artifact in store.written if artifact.kind == "progress"]
-    assert bar == [(50.0, "step 200 of 400"), (75.0, "step 300 of 400, loss 0.5, 1,000 examples/s")]
+    assert bar == [
+        (50.0, "step 200 of 400, loss 0.5, 1,000 examples/s"),
+        (75.0, "step 300 of 400, loss 0.5, 1,000 examples/s"),
+    ]
 
 
 def test_the_progress_bar_follows_training_events(run: FakeRun) -> None:
     store, clock = FakeArtifactStore(), FakeClock(0.0)
     with publisher(run, store, clock=clock) as sink:
+        sink.emit(training(200))
         for _ in ("progress", "commits"):
             assert store.requests.acquire(timeout=A_LONG_TIME)
         clock.seconds = 15.0
@@ -194,6 +201,7 @@ def test_a_hanging_server_does_not_delay_the_run(run: FakeRun) -> None:
     store = FakeArtifactStore()
     store.responds.clear()
     with publisher(run, store, request_seconds=0.1) as sink:
+        sink.emit(training(200))
         assert store.requests.acquire(timeout=A_LONG_TIME)
         for step in range(201, 400):
             sink.emit(training(step))
@@ -206,6 +214,7 @@ def test_a_server_outage_is_reported_once_and_recovered_from(run: FakeRun) -> No
     store, clock, notes = FakeArtifactStore(), FakeClock(0.0), EventRecorder()
     store.fault = ConnectionError("refused")
     with publisher(run, store, notes=notes, clock=clock) as sink:
+        sink.emit(training(200))
         assert store.requests.acquire(timeout=A_LONG_TIME)
         for _ in range(1000):  # until the pause is over
             clock.seconds += 100.0
@@ -252,6 +261,38 @@ def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:
     assert len(notes.events) == 1
 
 
+@pytest.mark.parametrize("loser", ["never committed", "committed before", "saw the winner end"])
+def test_the_loser_of_a_race_writes_no_artifact(run: FakeRun, loser: str) -> None:
+    """Prefect shows the newest artifact of a key, and the loser's would be of a run that it does not train."""
+    store, alive = FakeArtifactStore(), {"alive": datetime.now(UTC).isoformat()}
+    with publisher(run, store) as sink:
+        if loser == "committed before":
+            sink.emit(committed(300, run.train(300).tip.path))
+            for _ in ("progress", "commits"):
+                assert store.requests.acquire(timeout=A_LONG_TIME)
+        for name in ("winner", "loser"):
+            run.attempt(name, **alive)
+        if loser != "saw the winner end":
+            sink.emit(training(350))
+        run.train(350)
+        run.attempt("loser", **alive, ended="StaleWriter")
+        if loser == "saw the winner end":
+            run.attempt("winner", **alive, ended="complete")
+        written = len(store.written)
+    assert len(store.written) == (written if loser == "committed before" else 0)
+
+
+def test_a_failed_run_says_why_first(run: FakeRun) -> None:
+    run.home.write("report/index.html", b"<p>")
+    store = FakeArtifactStore()
+    with publisher(run, store) as sink:
+        sink.emit(training(250))
+        run.attempt("a", alive=datetime.now(UTC).isoformat(), ended="NonFinite", message="the loss is not finite")
+    words = "failed: NonFinite: the loss is not finite"
+    assert store.newest("progress").description.startswith(f"{words}, step 200 of 400")
+    assert store.newest("report").data.startswith(f"**{words}**\n\n")
+
+
 def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made from the whole log, which may be long."""
     monkeypatch.setattr(artifacts, "curves_of", lambda *_: pytest.fail("drawn while the run trains"))
@@ -267,7 +308,7 @@ def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeyp
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
     run = FakeRun(tmp_path)
     store = FakeArtifactStore()
-    new = Run.open(load_run_file(run.run_file(), ["run=other"]))
+    new = OpenedRun.open(load_run_file(run.run_file(), ["run=other"]))
     with ArtifactPublisher(new, store=store, clock=FakeClock(0.0)):
         pass
     assert {artifact.key: artifact.data for artifact in store.written} == {key_of(new.home.uri, "progress"): 0.0}

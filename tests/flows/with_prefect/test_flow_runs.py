@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -14,13 +13,11 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Running
 
-from flows.with_prefect.flow_runs import FlowRuns
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.errors import InvalidInput, StageLost
-from tasks.foundation.machine.threads import run_uninterrupted
+from baton.flows.with_prefect.flow_runs import FlowRuns
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.errors import InvalidInput, StageLost
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
-from tests.support.fake_prefect_api import run_with_code
-from tests.support.prefect_server import baton, environment_with
 
 
 def test_unreachable_api_is_retried_for_a_limited_time() -> None:
@@ -145,18 +142,3 @@ def test_timeout_is_retried_and_bad_request_is_not(code: int, *, passes: bool) -
     with server_with_status(code), pytest.raises(StageLost if passes else PrefectHTTPStatusError):
         runs.require_deployment("train-segment/docker", of="stages.train_segment.deployment")
     assert bool(slept) == passes
-
-
-@pytest.mark.slow
-def test_command_refuses_a_wrong_key_and_writes_nothing(tmp_path: Path) -> None:
-    run = run_with_code(tmp_path)
-    before = run.files()
-    with server_with_status(401) as url:
-        environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
-        settings = ("train.steps=200", "stages.train_segment=train-segment/docker")
-        words = [word for setting in settings for word in ("--set", setting)]
-        done = baton(environment, "run", str(run.run_file()), *words)
-    assert done.returncode == 2, done.stderr
-    assert "PREFECT_API_KEY" in done.stderr
-    assert "unexpected" not in done.stderr
-    assert run.files() == before

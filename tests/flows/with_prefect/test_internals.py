@@ -11,24 +11,31 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prefect.context import SettingsContext, get_settings_context
+from prefect.server.api import server
+from prefect.settings import Settings
 from starlette.responses import Response
 
-from flows.with_prefect.internals import retried_soon
-from flows.with_prefect.server import _PREFECT_DEFAULTS, _server_environment
+from baton.flows.with_prefect.internals import leave_out_idle_worker, retried_soon
+from baton.flows.with_prefect.server import _PREFECT_DEFAULTS, _server_environment
 from tests.support import forked
 
-SERVER = """
+# Counts the workers of background tasks, first with Prefect's own server, then with one beside it as it is embedded.
+SERVERS = """
 import asyncio, os
-from flows.with_prefect.internals import leave_out_idle_worker
+from baton.flows.with_prefect.internals import leave_out_idle_worker
 from prefect.server.api.server import create_app
 
 async def main():
-    leave_out_idle_worker()
-    served = create_app()
-    async with served.router.lifespan_context(served):
-        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}
-        print("Worker.run_forever" in names, flush=True)
-        os._exit(0)  # threads of the database would go on
+    lifespans = []
+    for prepare in (lambda: None, leave_out_idle_worker):
+        prepare()
+        served = create_app(ignore_cache=True)
+        lifespans.append(served.router.lifespan_context(served))
+        await lifespans[-1].__aenter__()
+        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        print("workers:", names.count("Worker.run_forever"), flush=True)
+    os._exit(0)  # threads of the database would go on
 
 asyncio.run(main())
 """
@@ -37,7 +44,7 @@ WORK = """
 import sys, time, uuid
 from contextlib import nullcontext
 from prefect.concurrency._leases import maintain_concurrency_lease
-from flows.with_prefect.internals import worker_shield
+from baton.flows.with_prefect.internals import worker_shield
 
 shield = worker_shield() if sys.argv[1] == "shielded" else nullcontext()
 try:
@@ -73,21 +80,22 @@ def test_a_failed_lease_renewal_waits_for_the_shielded_work(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_embedded_server_has_a_worker_only_for_services_that_the_user_wants(tmp_path: Path) -> None:
-    chosen = {"as it is": {}, "automations": {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true"}}
-    processes = {
-        name: forked.Popen(
-            [sys.executable, "-c", SERVER],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=_server_environment({**os.environ, **_PREFECT_DEFAULTS, **more, "PREFECT_HOME": str(tmp_path / name)}),
-        )
-        for name, more in chosen.items()
-    }
-    outputs = {name: process.communicate(timeout=300) for name, process in processes.items()}
-    assert outputs["as it is"][0].splitlines()[-1:] == ["False"], outputs["as it is"][1]
-    assert outputs["automations"][0].splitlines()[-1:] == ["True"], outputs["automations"][1]
+def test_the_embedded_server_has_no_idle_worker(tmp_path: Path) -> None:
+    environment = _server_environment({**os.environ, **_PREFECT_DEFAULTS, "PREFECT_HOME": str(tmp_path)})
+    command = [sys.executable, "-c", SERVERS]
+    done = forked.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.stdout.splitlines()[-2:] == ["workers: 1", "workers: 1"], done.stderr
+
+
+def test_services_that_the_user_wants_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = server.background_worker
+    monkeypatch.setattr(server, "background_worker", own)  # and again after the test
+    chosen = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true"}
+    for name, value in _server_environment({**_PREFECT_DEFAULTS, **chosen}).items():
+        monkeypatch.setenv(name, value)
+    with SettingsContext(profile=get_settings_context().profile, settings=Settings()):
+        leave_out_idle_worker()
+    assert server.background_worker is own
 
 
 @pytest.mark.parametrize(("status", "seconds"), [(503, "0.3"), (200, None), (404, None)])

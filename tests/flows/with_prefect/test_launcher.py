@@ -10,14 +10,14 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Running, Scheduled
 
-from flows.admit import preflight
-from flows.opened_run import Run
-from flows.runner import InProcess, StageStopped
-from flows.with_prefect.remote_stage import code_digests, runner_for
-from flows.with_prefect.stage_flows import require_same_code
-from tasks.foundation.contracts.log_entry import Change, MetricRow
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import (
+from baton.flows.admit import preflight
+from baton.flows.opened_run import OpenedRun
+from baton.flows.runner import InProcess, StageStopped
+from baton.flows.with_prefect.remote_stage import code_digests, runner_for
+from baton.flows.with_prefect.stage_flows import require_same_code
+from baton.tasks.foundation.contracts.log_entry import Change, MetricRow
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import (
     PrepareDataCall,
     RemoteCheckpointToGcsCall,
     RemoteContext,
@@ -25,11 +25,11 @@ from tasks.foundation.contracts.stage_calls import (
     pack,
     unpack,
 )
-from tasks.foundation.errors import AcceleratorError, DamagedCheckpoint, InvalidInput, ModelError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.log.stage_results import hand_on, handed_on, write_answer
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.stages import PREPARE_DATA
+from baton.tasks.foundation.errors import AcceleratorError, DamagedCheckpoint, InvalidInput, ModelError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.log.stage_results import hand_on, handed_on, write_answer
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.stages import PREPARE_DATA
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import (
     DATASET,
@@ -239,4 +239,4 @@ def test_deployment_of_another_flow_is_refused(run: FakeRun) -> None:
 def test_evaluation_devices_must_divide_the_batch(run: FakeRun) -> None:
     remote = "stages.evaluate={deployment: evaluate/docker, accelerator: {kind: cpu, replicas: 3}}"
     with pytest.raises(AcceleratorError, match="not divisible by 3 replicas"):
-        preflight(Run.open(load_run_file(run.run_file(), [remote])))
+        preflight(OpenedRun.open(load_run_file(run.run_file(), [remote])))

@@ -5,14 +5,13 @@ import math
 from typing import Any
 
 import pytest
-from prefect.logging import disable_run_logger
 
-from flows.process import Terminated
-from flows.result import RelayResult
-from flows.with_prefect.artifacts import FlowRunCancelled
-from flows.with_prefect.record import End, PrefectRunLogger, failed
-from tasks.foundation.errors import ModelError, NonFinite, StoreUnreachable
-from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Training
+from baton.flows.process import Terminated
+from baton.flows.result import RelayResult
+from baton.flows.with_prefect.artifacts import FlowRunCancelled
+from baton.flows.with_prefect.record import End, PrefectRunLogger, failed
+from baton.tasks.foundation.errors import ModelError, NonFinite, StoreUnreachable
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note, Training
 from tests.support.lab import spec_of
 
 SPEC = spec_of("plain")
@@ -29,7 +28,9 @@ def failed_while_stopping(stop: BaseException) -> BaseException:
 
 def state_of(end: End) -> tuple[str, str, str]:
     """The type, name and message of the state, after a way through JSON."""
-    with disable_run_logger():
+    # Not `disable_run_logger`: `state` may be the first to import all of Prefect, which sets its loggers up again.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefect.get_run_logger", lambda: logging.getLogger("tests.flow_run"))
         state: Any = End.model_validate_json(end.model_dump_json()).state(SPEC)
     return state.type.value, state.name, state.message
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from flows.admit import Admitted, admit
-from flows.opened_run import Goal, Run
-from flows.process import Terminated, start_child
-from flows.with_prefect import artifacts
-from flows.with_prefect.recorder import Recorder
-from flows.with_prefect.task_runs import RecordedStages
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.machine.stops import ProcessStop
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Hung, Note, Phase, Training
+from baton.flows.admit import Admitted, admit
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.process import Terminated, start_child
+from baton.flows.with_prefect import artifacts
+from baton.flows.with_prefect.recorder import Recorder
+from baton.flows.with_prefect.task_runs import RecordedStages
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.machine.stops import ProcessStop
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Hung, Note, Phase, Training
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, run_with_code
 from tests.support.lab import spec_of
@@ -60,7 +60,7 @@ CONNECTED, BEGUN, RECORDED = (json.dumps({"state": word}) for word in ("connecte
 
 @pytest.fixture
 def admitted(tmp_path: Path) -> Admitted:
-    run = Run.open(load_run_file(run_with_code(tmp_path).run_file()))
+    run = OpenedRun.open(load_run_file(run_with_code(tmp_path).run_file()))
     found = admit(run, Goal.of(run.spec, until_step=150), telemetry=EventRecorder())
     assert isinstance(found, Admitted)
     return found
@@ -230,9 +230,9 @@ def test_a_process_that_hangs_is_recorded_as_crashed(recorder: Callable[..., Rec
 # The real process, with a flow run that refuses by its settings.
 _HEARTBEATS = """
 import sys
-from flows.with_prefect import recorder, run_flows
+from baton.flows.with_prefect import recorder, run_flows
 from prefect.settings import get_current_settings
-from tasks.foundation.errors import PrefectUnavailable
+from baton.tasks.foundation.errors import PrefectUnavailable
 
 class Start:
     connect = staticmethod(lambda: sys.argv[1] == "embedded")
@@ -259,7 +259,7 @@ def test_only_a_server_that_outlives_the_command_gets_heartbeats(
 # What a run imports before its first step, besides TensorFlow.
 _CODE = """
 import sys
-import flows.with_prefect.recorder, flows.relay, flows.with_prefect.server
+import baton.flows.with_prefect.recorder, baton.flows.relay, baton.flows.with_prefect.server
 assert not {"prefect", "tensorflow"} & sys.modules.keys()
 """
 

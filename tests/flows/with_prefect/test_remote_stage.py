@@ -1,6 +1,6 @@
 """Flow runs of a stage that fail, crash, vanish, are cancelled or answer late.
 
-Prefect's API is a fake here; test_remote_stages.py in end_to_end has a real server, a real worker and real kills.
+Prefect's API is a fake here; end_to_end/test_prefect_worker.py has a real server, a real worker and real kills.
 """
 
 import math
@@ -14,10 +14,10 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled
 
-from flows.runner import StageStopped
-from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.stage_calls import ErrorReport, StageCall
-from tasks.foundation.errors import (
+from baton.flows.runner import StageStopped
+from baton.tasks.foundation.contracts.log_entry import Change
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport, StageCall
+from baton.tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
     ModelError,
@@ -28,8 +28,8 @@ from tasks.foundation.errors import (
     StepFailed,
     StorageError,
 )
-from tasks.foundation.log.stage_results import write_error
-from tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.log.stage_results import write_error
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.fake_prefect_api import DATASET, Api, LauncherHarness, answers, ends, run_with_code, staged
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
@@ -267,7 +267,7 @@ def test_unreachable_store_does_not_delay_a_stop(run: FakeRun, monkeypatch: pyte
     def unreachable(*_: object) -> None:
         raise StorageError("the store does not answer")
 
-    monkeypatch.setattr("flows.with_prefect.remote_stage.take_answer", unreachable)
+    monkeypatch.setattr("baton.flows.with_prefect.remote_stage.take_answer", unreachable)
     harness = LauncherHarness(run, ends(Scheduled()))
     harness.until(0.05)
     with pytest.raises(StageStopped, match="time budget"):

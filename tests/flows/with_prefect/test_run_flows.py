@@ -2,6 +2,7 @@
 
 import math
 import signal
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,17 +13,18 @@ import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed
 
-from flows.admit import Admitted, admit
-from flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
-from flows.opened_run import Goal, Run
-from flows.process import Terminated
-from flows.runner import StageStopped
-from flows.with_prefect import remote_stage
-from flows.with_prefect import run_flows as module
-from flows.with_prefect.record import End, final_state
-from flows.with_prefect.run_flows import (
+from baton.flows.admit import Admitted, admit
+from baton.flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.process import Terminated
+from baton.flows.runner import StageStopped
+from baton.flows.with_prefect import remote_stage
+from baton.flows.with_prefect import run_flows as module
+from baton.flows.with_prefect.record import End, final_state
+from baton.flows.with_prefect.run_flows import (
     MachineIsGoing,
     evaluate_best,
     evaluated,
@@ -31,10 +33,10 @@ from flows.with_prefect.run_flows import (
     train_run,
     verify,
 )
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import (
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import Evaluation
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
     IdentityChanged,
@@ -46,6 +48,13 @@ from tasks.foundation.errors import (
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
 from tests.support.fake_run import FakeRun, flip_a_byte
+
+
+@pytest.fixture(autouse=True)
+def _no_server() -> Iterator[None]:
+    """Without an address, Prefect would start a server for the task runs of stages."""
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
+        yield
 
 
 @pytest.mark.parametrize("flow", [train_run, evaluate_best, verify])
@@ -91,7 +100,7 @@ def test_command_with_remote_stages_trains_in_its_flow_run(
 ) -> None:
     """The flow trains what the command has opened and admitted, and stops by the command's handler of signals."""
     fake = run_with_code(tmp_path)
-    run = Run.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"]))
+    run = OpenedRun.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"]))
     recorder, relayed, states = EventRecorder(), list[Admitted](), list[State[Any]]()
     admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
     assert isinstance(admitted, Admitted)
@@ -114,7 +123,7 @@ def test_command_with_remote_stages_trains_in_its_flow_run(
     of_command = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
     monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
-    monkeypatch.setattr("flows.relay.relay", relay)
+    monkeypatch.setattr("baton.flows.relay.relay", relay)
     monkeypatch.setattr(remote_stage, "runner_for", lambda *_, **__: None)
     monkeypatch.setattr(End, "of_result", lambda result: SimpleNamespace(state=partial(final_state, result)))
     monkeypatch.setattr(Flow, "__call__", engine)
@@ -125,9 +134,9 @@ def test_command_with_remote_stages_trains_in_its_flow_run(
     assert [state.name for state in states] == [kind]
 
 
-def file_of(run: FakeRun, *overrides: str) -> Run:
+def file_of(run: FakeRun, *overrides: str) -> OpenedRun:
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
-    return Run.open(load_run_file(run.run_file(), overrides))
+    return OpenedRun.open(load_run_file(run.run_file(), overrides))
 
 
 def fixed_evaluation(accuracy: float, seen: list[int] | None = None) -> "FixedEvaluation":
@@ -192,7 +201,7 @@ def test_run_without_checkpoint_or_first_entry_is_refused(tmp_path: Path) -> Non
     for name in ("log/00000000.json", "log/HINT"):
         torn.path(name).unlink()
     with pytest.raises(RunLogError, match=r"00000000\.json is missing"):
-        chosen_of(Run.open(load_run_file(file.file, ["run=torn"])), "best")
+        chosen_of(OpenedRun.open(load_run_file(file.file, ["run=torn"])), "best")
 
 
 @pytest.mark.parametrize(("accuracy", "agrees"), [(0.9, True), (0.9 * (1 + 5e-6), True), (0.9 * (1 + 2e-5), False)])

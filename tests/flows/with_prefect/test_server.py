@@ -27,8 +27,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows.with_prefect import server as module
-from flows.with_prefect.server import (
+from baton.flows.with_prefect import server as module
+from baton.flows.with_prefect.server import (
     _PREFECT_DEFAULTS,
     SERVER_LEVEL,
     SILENT,
@@ -37,7 +37,7 @@ from flows.with_prefect.server import (
     PrefectStart,
     is_certainly_embedded,
 )
-from tasks.foundation.errors import InvalidInput, PrefectUnavailable
+from baton.tasks.foundation.errors import InvalidInput, PrefectUnavailable
 from tests.support.checkout import CHECKOUT
 from tests.support.prefect_server import environment_with
 
@@ -136,6 +136,14 @@ def test_no_server_and_no_embedding_is_refused(monkeypatch: pytest.MonkeyPatch) 
         temporary_settings(settings),
         pytest.raises(PrefectUnavailable, match="PREFECT_SERVER_EPHEMERAL_ENABLED = false"),
     ):
+        PrefectStart().connect()
+
+
+def test_unreadable_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    certain(monkeypatch, False)
+    monkeypatch.setenv("PREFECT_API_URL", "http://[bad")
+    monkeypatch.setattr("prefect.settings.get_current_settings", Settings)  # as a new process reads them
+    with pytest.raises(PrefectUnavailable, match="Prefect's settings cannot be read: "):
         PrefectStart().connect()
 
 
@@ -274,8 +282,8 @@ def test_wait_returns_when_the_server_responds(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_machine_without_loopback_is_refused_at_once() -> None:
     program = (
-        "from flows.with_prefect.server import EmbeddedServer\n"
-        "from tasks.foundation.errors import PrefectUnavailable\n"
+        "from baton.flows.with_prefect.server import EmbeddedServer\n"
+        "from baton.tasks.foundation.errors import PrefectUnavailable\n"
         "try: EmbeddedServer.start()\n"
         "except PrefectUnavailable as error: print(error)"
     )
@@ -392,11 +400,11 @@ def test_the_script_says_that_a_server_did_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_servers_with_one_new_home_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_with_one_new_home_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TIMEOUT, "600")
     with ExitStack() as stack:
         servers = []
-        for _ in range(4):
+        for _ in range(2):
             servers.append(EmbeddedServer.start(environment_with(tmp_path, **_PREFECT_DEFAULTS)))
             stack.callback(servers[-1].end)
         for server in servers:

@@ -13,28 +13,28 @@ import pytest
 import tensorflow as tf
 from prefect.logging import disable_run_logger
 
-from flows.with_prefect import stage_flows
-from flows.with_prefect.stage_flows import StageProcess
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.stage_calls import (
+from baton.flows.with_prefect import stage_flows
+from baton.flows.with_prefect.stage_flows import StageProcess
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import (
     PrepareDataCall,
     RemoteContext,
     RemoteTrainSegmentCall,
     TrainSegmentCall,
     pack,
 )
-from tasks.foundation.errors import AcceleratorLost, NonFinite
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.stage_results import find_segment, take_error
-from tasks.foundation.machine import devices
-from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Sink
-from tasks.foundation.telemetry.ledger import Ledger
-from tasks.stages import TRAIN_SEGMENT
+from baton.tasks.foundation.errors import AcceleratorLost, NonFinite
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.log.stage_results import find_segment, take_error
+from baton.tasks.foundation.machine import devices
+from baton.tasks.foundation.machine.hang import HangWatch
+from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.stage import Place
+from baton.tasks.foundation.telemetry.events import Sink
+from baton.tasks.foundation.telemetry.ledger import Ledger
+from baton.tasks.stages import TRAIN_SEGMENT
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, LauncherHarness, on_the_tip, run_with_code
 from tests.support.fake_run import FakeRun
@@ -89,7 +89,9 @@ def call_of(harness: LauncherHarness, **changes: Any) -> RemoteTrainSegmentCall:
 def test_lost_devices_are_a_lost_accelerator(
     harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
 ) -> None:
-    acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, link=None, environment=harness.run.head.environment)
+    acquired = SimpleNamespace(
+        kind=kind, replicas=8, hosts=1, has_servers=False, link=None, environment=harness.run.head.environment
+    )
     monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
 
     def lost(_call: TrainSegmentCall) -> SegmentResult:

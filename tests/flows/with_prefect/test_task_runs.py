@@ -2,6 +2,7 @@
 
 import contextvars
 import json
+import logging
 import socket
 import sys
 import threading
@@ -13,13 +14,13 @@ import pytest
 from prefect import Task
 from prefect.client.schemas.objects import State
 
-from flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.errors import StaleWriter
-from tasks.foundation.stage import Place, Stage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Event, Note
+from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, StageRecord
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
+from baton.tasks.foundation.errors import StaleWriter
+from baton.tasks.foundation.stage import Place, Stage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Event, Note
 from tests.support import forked
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
@@ -182,34 +183,47 @@ def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine, warn
     assert len(engine.states) == 16
 
 
-def test_close_waits_only_for_ended_stages_and_not_for_long(engine: FakeEngine, warnings: WarningRecorder) -> None:
-    work = CountingStage()
+def test_close_waits_only_for_stages_that_ended(engine: FakeEngine, warnings: WarningRecorder) -> None:
     tasks = PrefectTasks(warnings, PrefectStatus(lambda: True))
-    engine.answers.clear()
-    work.run(tasks)
-    tasks.close(0.0)  # a server that is slow now
-    assert engine.states == []
-    engine.answers.set()
-    for thread in recording_threads():
-        thread.join(A_LONG_TIME)
+    CountingStage().run(tasks)
+    tasks.begin(at_work := StageRecord("evaluate", "evaluate"))
+    tasks.close(A_LONG_TIME)
     assert [each.type for each in engine.states] == ["COMPLETED"]
-    with PrefectTasks(warnings, PrefectStatus(lambda: True)) as tasks:
-        work.run(tasks)
-    assert len(engine.states) == 2
+    tasks.end(at_work)
 
 
-def test_close_reports_a_server_that_is_still_retried(engine: FakeEngine, warnings: WarningRecorder) -> None:
-    work = CountingStage()
-    tasks = PrefectTasks(warnings, PrefectStatus(lambda: False))
+def test_close_lets_a_server_record_that_is_back(engine: FakeEngine, warnings: WarningRecorder) -> None:
+    """It stood still for so long that its absence was reported, and all task runs wait."""
     engine.answers.clear()
-    engine.before = REFUSED
+    status = PrefectStatus(lambda: engine.answers.set() is None)
+    status.absent(warnings)
+    tasks, work = PrefectTasks(warnings, status), CountingStage()
+    for _ in range(10):
+        work.run(tasks)
+    tasks.close(0.0)
+    assert [each.type for each in engine.states] == 10 * ["COMPLETED"]
+    assert warnings.texts == [ABSENT]
+
+
+def test_what_close_gives_up_begins_no_more_and_logs_nothing(engine: FakeEngine, warnings: WarningRecorder) -> None:
+    shown: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("prefect.task_runs")
+    logger.addHandler(handler)
+    engine.answers.clear()
+    engine.on_call = lambda: logger.error("of the thread")
+    tasks, work = PrefectTasks(warnings, PrefectStatus(lambda: False)), CountingStage()
+    work.run(tasks)
     work.run(tasks)
     tasks.close(0.0)
     assert warnings.texts == [ABSENT]
+    logger.error("of the flow")
     engine.answers.set()
     for thread in recording_threads():
         thread.join(A_LONG_TIME)
-    assert warnings.texts == [ABSENT]
+    logger.removeHandler(handler)
+    assert (shown, len(engine.states), warnings.texts) == (["of the flow"], 1, [ABSENT])
 
 
 def test_task_runs_begin_in_the_order_of_their_stages(engine: FakeEngine, warnings: WarningRecorder) -> None:
@@ -235,13 +249,10 @@ def test_stage_runs_in_the_thread_that_calls(engine: FakeEngine, warnings: Warni
     assert engine.before is None
 
 
-@pytest.mark.parametrize("server", ["silent", "gone"])
-def test_server_that_does_not_answer_delays_no_stage(server: str, tmp_path: Path) -> None:
-    """Prefect's own engine; the server accepts connections and never answers, or is gone."""
+def test_server_that_does_not_answer_delays_no_stage(tmp_path: Path) -> None:
+    """Prefect's own engine; the server accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        if server == "gone":
-            listener.close()
         arguments = ["tests.support.recorded_stages", "run_without_answers", "{}"]
         done = forked.run(
             [sys.executable, "-m", "tests.support.call_function", *arguments],

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint.cadence import LEAST_COST_SECONDS, CommitCadence, young_interval
-from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.log.attempts import PRIOR_SECONDS, Losses
+from baton.tasks.foundation.checkpoint.cadence import LEAST_COST_SECONDS, CommitCadence, young_interval
+from baton.tasks.foundation.contracts.run_spec import CheckpointSpec
+from baton.tasks.foundation.log.attempts import PRIOR_SECONDS, Losses
 from tests.support.clock import FakeClock
 
 COSTS = st.floats(0, 1e4)

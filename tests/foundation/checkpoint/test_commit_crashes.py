@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.save import commit_staged
-from tasks.foundation.contracts.log_entry import Retire
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.checkpoint.save import commit_staged
+from baton.tasks.foundation.contracts.log_entry import Retire
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.foundation.checkpoint.test_requests import spec_of
 from tests.support.small_logs import assert_sound, begin, committing, folders, head_of, stage
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tasks.foundation.checkpoint import snapshot
-from tasks.foundation.checkpoint.snapshot import all_finite
+from baton.tasks.foundation.checkpoint import snapshot
+from baton.tasks.foundation.checkpoint.snapshot import all_finite
 
 DTYPES = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.snapshot import take_snapshot
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.checkpoint import CheckpointRef, manifest_digest
-from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.storage.local import LocalStorage
-from tasks.init_or_restore.weights import weight_files
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.snapshot import take_snapshot
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, manifest_digest
+from baton.tasks.foundation.errors import DamagedCheckpoint
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.init_or_restore.weights import weight_files
 
 HARMS = {
     "empty": lambda _: b"",

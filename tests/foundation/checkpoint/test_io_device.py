@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.machine.tpu import IO_DEVICE
-from tasks.foundation.state.host_state import HostValues
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.machine.tpu import IO_DEVICE
+from baton.tasks.foundation.state.host_memory import HostValues
 from tests.support.lab import Lab, built, spec_of
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tasks.foundation.checkpoint.fork import fork
-from tasks.foundation.checkpoint.retention import (
+from baton.tasks.foundation.checkpoint.fork import fork
+from baton.tasks.foundation.checkpoint.retention import (
     KeepBestEvaluated,
     KeepBorders,
     KeepEvery,
@@ -14,17 +14,17 @@ from tasks.foundation.checkpoint.retention import (
     apply_retention,
     quarantine_damaged_tips,
 )
-from tasks.foundation.checkpoint.selection import select_checkpoint
-from tasks.foundation.contracts.log_entry import Commit, Quarantine, Retire
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, InvalidInput, NonFinite, NothingToRestore
-from tasks.foundation.log import files
-from tasks.foundation.log.appends import commit, rewind
-from tasks.foundation.log.history import history_of, kept_for_good, restorable
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.checkpoint.selection import select_checkpoint
+from baton.tasks.foundation.contracts.log_entry import Commit, Quarantine, Retire
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp, InvalidInput, NonFinite, NothingToRestore
+from baton.tasks.foundation.log import files
+from baton.tasks.foundation.log.appends import commit, rewind
+from baton.tasks.foundation.log.history import history_of, kept_for_good, restorable
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.support.counting_storage import Counting
 from tests.support.lab import spec_of
 from tests.support.small_logs import (

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.verify import CheckpointPrefetch, FetchedFile, fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.errors import DamagedCheckpoint, StorageError
-from tasks.foundation.storage.interface import FileStat
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.checkpoint.verify import CheckpointPrefetch, FetchedFile, fetch, read_manifest
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.errors import DamagedCheckpoint, StorageError
+from baton.tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, head_of, train
 
@@ -25,7 +25,7 @@ def far(memory: MemoryStorage) -> Any:
 
 
 def tip_of(home: Any) -> CheckpointRef:
-    from tasks.foundation.log.log import RunLog
+    from baton.tasks.foundation.log.log import RunLog
 
     tip = head_of(RunLog(home)).tip
     assert tip is not None
@@ -62,7 +62,7 @@ def test_another_checkpoint_is_downloaded(far: Any, memory: MemoryStorage, tmp_p
 
 
 def begin_again(memory: MemoryStorage) -> Any:
-    from tasks.foundation.log.log import RunLog
+    from baton.tasks.foundation.log.log import RunLog
 
     return RunLog(memory)
 

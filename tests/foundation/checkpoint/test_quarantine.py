@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Quarantine
-from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit, quarantine
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Note, Silent
+from baton.tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Quarantine
+from baton.tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import commit, quarantine
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Note, Silent
 from tests.support.counting_storage import Counting
 from tests.support.event_recorder import EventRecorder
 from tests.support.small_logs import assert_sound, begin, committing, folders, head_of, stage, train

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import tensor_bundle as module
-from tasks.foundation.checkpoint.save import commit_staged
-from tasks.foundation.checkpoint.snapshot import take_snapshot
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.log.files import Hint
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.checkpoint import tensor_bundle as module
+from baton.tasks.foundation.checkpoint.save import commit_staged
+from baton.tasks.foundation.checkpoint.snapshot import take_snapshot
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.log.files import Hint
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.sent_requests import Requests, requests_of, responding_together
 from tests.support.small_logs import assert_sound, begin, committing, evaluation, folders, head_of, stage

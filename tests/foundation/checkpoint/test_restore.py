@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import ModelError
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import ModelError
 from tests.support.lab import Lab, built, in_fresh_process, lab_of, restored, spec_of
 
 MODEL = """
@@ -44,7 +44,7 @@ def values(state: Any) -> dict[str, list[Any]]:
 
 
 def metrics(state: Any) -> dict[str, float]:
-    from tasks.foundation.model.metrics import take_metrics
+    from baton.tasks.foundation.model.metrics import take_metrics
 
     taken: dict[str, float] = take_metrics(state.model, state.accelerator.strategy)
     return taken

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tasks.foundation.checkpoint.fork import Fork, fork, refuse_unfinished_fork
-from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
-from tasks.foundation.checkpoint.selection import read_selected
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Lineage, Origin
-from tasks.foundation.errors import (
+from baton.tasks.foundation.checkpoint.fork import Fork, fork, refuse_unfinished_fork
+from baton.tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
+from baton.tasks.foundation.checkpoint.selection import read_selected
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Lineage, Origin
+from baton.tasks.foundation.errors import (
     DamagedCheckpoint,
     FileMissing,
     InvalidInput,
@@ -19,9 +19,9 @@ from tasks.foundation.errors import (
     StorageError,
     WeightsError,
 )
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.small_logs import assert_sound, begin, evaluation, folders, head_of, train
 
 

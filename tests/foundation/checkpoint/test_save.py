@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint.save import AsyncSaves
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.errors import NonFinite, StaleWriter, StorageError
-from tasks.foundation.log.fold import fold
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.checkpoint.save import AsyncSaves
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.errors import NonFinite, StaleWriter, StorageError
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tests.support.clock import FakeClock
 from tests.support.small_logs import origin, ref
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import AsyncSaves, wait_for_save
-from tasks.foundation.checkpoint.snapshot import snapshot_bytes, take_snapshot
-from tasks.foundation.checkpoint.verify import find_damage, read_manifest
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.errors import AcceleratorLost, HostsDiffer, NonFinite, StaleWriter, StorageError
-from tasks.foundation.log.fold import fold
-from tasks.foundation.machine.hosts import OneHost
-from tasks.foundation.state.digest import stored_name
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.save import AsyncSaves, wait_for_save
+from baton.tasks.foundation.checkpoint.snapshot import snapshot_bytes, take_snapshot
+from baton.tasks.foundation.checkpoint.verify import find_damage, read_manifest
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry
+from baton.tasks.foundation.errors import AcceleratorLost, HostsDiffer, NonFinite, StaleWriter, StorageError
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.machine.collectives import OneHost
+from baton.tasks.foundation.state.digest import stored_name
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.far_storage import FarStorage
 from tests.support.lab import Lab, built, lab_of, spec_of
 from tests.support.linked_hosts import Group, Host, in_threads, linked_states, stage_on_all

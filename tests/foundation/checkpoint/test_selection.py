@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.selection import select_checkpoint
-from tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.checkpoint.selection import select_checkpoint
+from baton.tasks.foundation.errors import InvalidInput
 from tests.support.fake_run import FakeRun
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint import snapshot as module
-from tasks.foundation.checkpoint import tensor_bundle
-from tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snapshot_bytes, take_snapshot
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
-from tasks.foundation.machine.devices import acquire
-from tasks.foundation.model.randomness import StepDraws
-from tasks.foundation.state.host_state import HostState
-from tasks.foundation.state.train_state import EarlierFiles, TrainState
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint import snapshot as module
+from baton.tasks.foundation.checkpoint import tensor_bundle
+from baton.tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snapshot_bytes, take_snapshot
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.contracts.run_spec import AcceleratorSpec
+from baton.tasks.foundation.machine.devices import acquire
+from baton.tasks.foundation.model.randomness import StepDraws
+from baton.tasks.foundation.state.host_memory import HostState
+from baton.tasks.foundation.state.train_state import EarlierFiles, TrainState
+from baton.tasks.foundation.storage.local import LocalStorage
 
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 OPTIMIZERS = {
@@ -86,13 +86,25 @@ def test_a_snapshot_stays_while_training_goes_on(staging_home: LocalStorage) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        name if name in {"momentum", "loss scale"} else pytest.param(name, marks=pytest.mark.nightly)
+        for name in OPTIMIZERS
+    ],
+)
 def test_no_optimizer_moves_a_snapshot(staging_home: LocalStorage, optimizer: str) -> None:
     require_still(train_state(OPTIMIZERS[optimizer]()), staging_home)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_bfloat16",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("mixed_float16", "bfloat16", "float64")),
+    ],
+)
 def test_no_precision_moves_a_snapshot(staging_home: LocalStorage, policy: str) -> None:
     require_still(train_state(ADAM(0.1), policy), staging_home)
 
@@ -129,16 +141,6 @@ def test_first_snapshot_uses_the_reserved_memory(callbacks: bool) -> None:
     if state.host_state is not None:
         state.host_state.write({"text": "long" * 10_000})
     assert address(taken(state)) == np.frombuffer(reserved, np.uint8).ctypes.data
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_a_large_model_gets_huge_pages(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, asked = train_state(SGD(0.1)), []
-    monkeypatch.setattr(state.page_buffer, "reserve", lambda _size, *, huge_pages: asked.append(huge_pages))
-    if large:
-        monkeypatch.setattr("tasks.foundation.checkpoint.snapshot._LARGE_BYTES", 1 << 20)
-    reserve_memory(state)
-    assert asked == [large]
 
 
 def test_nothing_of_an_earlier_snapshot_remains(staging_home: LocalStorage) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint import restore, write
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import (
+from baton.tasks.foundation.checkpoint import restore, write
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import (
     DamagedCheckpoint,
     FileMissing,
     NonFinite,
@@ -23,10 +23,10 @@ from tasks.foundation.errors import (
     StateMismatch,
     StorageError,
 )
-from tasks.foundation.state.digest import digest_of
-from tasks.foundation.storage import local
-from tasks.foundation.storage.interface import FileStat
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.state.digest import digest_of
+from baton.tasks.foundation.storage import local
+from baton.tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
 from tests.support.small_logs import signed
 from tests.support.train_states import changed, nearest_other
@@ -124,7 +124,7 @@ def test_damage_is_found_before_tensorflow_reads(
     def read(*_: Any) -> None:
         raise AssertionError("TensorFlow was given a damaged file")
 
-    monkeypatch.setattr("tasks.foundation.checkpoint.restore._read_model", read)
+    monkeypatch.setattr("baton.tasks.foundation.checkpoint.restore._read_model", read)
     before = state.digest().root
     with pytest.raises(DamagedCheckpoint) as refused:
         restore_checkpoint(state, home, ref)

@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tasks.foundation.checkpoint.tensor_bundle import BundleEntry, data_file, index_of, locate, string_tensor, varint
-from tasks.foundation.state.digest import OBJECT_GRAPH, object_graph_of, stored_name, tree_of
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.checkpoint.tensor_bundle import (
+    BundleEntry,
+    data_file,
+    index_of,
+    locate,
+    string_tensor,
+    varint,
+)
+from baton.tasks.foundation.state.digest import OBJECT_GRAPH, object_graph_of, stored_name, tree_of
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 
 DTYPES = [
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.bool),

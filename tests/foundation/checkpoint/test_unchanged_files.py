@@ -10,18 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint import tensor_bundle as module
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.snapshot import take_snapshot
-from tasks.foundation.checkpoint.tensor_bundle import arrange
-from tasks.foundation.checkpoint.verify import find_damage, read_manifest
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.contracts.checkpoint import CheckpointRef, FileRecord
-from tasks.foundation.errors import StorageError
-from tasks.foundation.state.digest import OBJECT_GRAPH
-from tasks.foundation.state.train_state import EarlierFiles
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint import tensor_bundle as module
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.snapshot import take_snapshot
+from baton.tasks.foundation.checkpoint.tensor_bundle import arrange
+from baton.tasks.foundation.checkpoint.verify import find_damage, read_manifest
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, FileRecord
+from baton.tasks.foundation.errors import StorageError
+from baton.tasks.foundation.state.digest import OBJECT_GRAPH
+from baton.tasks.foundation.state.train_state import EarlierFiles
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.gcs.wire import Call, Request, Response
 from tests.support.crashing_store import CrashingStore, Died

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.errors import StoreRefused, StoreUnreachable
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import discard
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.checkpoint.retention import KeepLast, apply_retention
+from baton.tasks.foundation.errors import StoreRefused, StoreUnreachable
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import discard
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.small_logs import assert_sound, begin, folders, head_of, stage, train
 
 

@@ -5,13 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepLast, KeepVerified, RetentionPolicy, apply_retention
-from tasks.foundation.contracts.log_entry import Entry, Quarantine, Rewind
-from tasks.foundation.log.appends import commit, quarantine_older
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.checkpoint.retention import KeepLast, KeepVerified, RetentionPolicy, apply_retention
+from baton.tasks.foundation.contracts.log_entry import Entry, Quarantine, Rewind
+from baton.tasks.foundation.log.appends import commit, quarantine_older
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
+from tests.support.crashing_store import Died
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import Scene
 from tests.support.small_logs import Act, assert_sound, begin, committing, folders, head_of, stage, train
@@ -96,10 +97,6 @@ def test_a_rewind_restores_so_it_counts(store: Storage) -> None:
     train_to(start(store), 50, 60, 70)
     assert retained(store) == [20, 70]
     assert_one_stays(assert_sound(store))
-
-
-class Died(Exception):
-    """The end of the process, which is no error of the store."""
 
 
 @pytest.mark.parametrize("effect", [False, True], ids=["before", "after"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.errors import FileMissing
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.checkpoint.verify import find_damage
+from baton.tasks.foundation.errors import FileMissing
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, head_of
 

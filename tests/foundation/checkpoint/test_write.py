@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import tensor_bundle as module
-from tasks.foundation.checkpoint import write
-from tasks.foundation.checkpoint.snapshot import Snapshot, take_snapshot
-from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.checkpoint.write import write_snapshot
-from tasks.foundation.errors import RunLogError, StorageError
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint import tensor_bundle as module
+from baton.tasks.foundation.checkpoint import write
+from baton.tasks.foundation.checkpoint.snapshot import Snapshot, take_snapshot
+from baton.tasks.foundation.checkpoint.verify import verify_checkpoint
+from baton.tasks.foundation.checkpoint.write import write_snapshot
+from baton.tasks.foundation.errors import RunLogError, StorageError
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.far_storage import PATIENCE, FarStorage
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.placement import micro_batch_size, per_replica_batch_size
-from tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.contracts.placement import micro_batch_size, per_replica_batch_size
+from baton.tasks.foundation.errors import AcceleratorError
 
 SIZES = st.integers(1, 2**24)
 REPLICAS = st.integers(1, 300)

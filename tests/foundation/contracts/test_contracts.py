@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import (
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
     FileRecord,
@@ -16,9 +16,9 @@ from tasks.foundation.contracts.checkpoint import (
     base_in_folder_name,
     checkpoint_folder,
 )
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from baton.tasks.foundation.contracts.log_entry import (
     Best,
     Change,
     Commit,
@@ -36,8 +36,8 @@ from tasks.foundation.contracts.log_entry import (
     SegmentResult,
     SetIn,
 )
-from tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec, TrainSpec
-from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
+from baton.tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec, TrainSpec
+from baton.tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 
 REF = CheckpointRef(
     path=checkpoint_folder(step=500, base=3, attempt="a" * 32),

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.run_spec import EpochLength, Period, RunSpec, is_row_due, next_row
+from baton.tasks.foundation.contracts.run_spec import EpochLength, Period, RunSpec, is_row_due, next_row
 
 SIZES = st.integers(1, 300)
 PERIODS = st.builds(Period, SIZES, st.integers(1, 40))

@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from tasks.foundation import errors
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import BatonError, BlowUp, InvalidInput, NonFinite, RunLogError
+from baton.tasks.foundation import errors
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import BatonError, BlowUp, InvalidInput, NonFinite, RunLogError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BatonError)]
 

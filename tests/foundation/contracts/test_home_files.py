@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
-from tasks.foundation.errors import FileTooLarge, PathRefused, TooLargeToWrite
-from tasks.foundation.log.files import Hint
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
+from baton.tasks.foundation.errors import FileTooLarge, PathRefused, TooLargeToWrite
+from baton.tasks.foundation.log.files import Hint
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.fakes.gcs.server import FakeGcs
 
 MB = 1 << 20
@@ -55,7 +55,7 @@ def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[St
         yield memory, lambda path, size: memory._put(path, bytes(size))
         memory.delete("")
     else:
-        from tasks.foundation.storage.gcs.storage import CloudStorage
+        from baton.tasks.foundation.storage.gcs.storage import CloudStorage
 
         cloud: FakeGcs = request.getfixturevalue("cloud")
         store = CloudStorage("bucket", "team/run")
@@ -105,7 +105,7 @@ def test_a_file_that_is_larger_than_it_says_is_not_read_beyond_its_limit(
     store = LocalStorage(tmp_path)
     small = tmp_path.stat()
     monkeypatch.setattr(os, "fstat", lambda _: small)
-    monkeypatch.setattr("tasks.foundation.storage.local._require_regular", lambda *_: None)
+    monkeypatch.setattr("baton.tasks.foundation.storage.local._require_regular", lambda *_: None)
     (tmp_path / "attempts").mkdir()
     (tmp_path / ATTEMPT).write_bytes(bytes(2 * MB))
     with pytest.raises(FileTooLarge):

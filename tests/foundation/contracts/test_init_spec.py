@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import InitSpec, RunSpec
-from tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import InitSpec, RunSpec
+from baton.tasks.foundation.errors import RunFileError
 
 BASE = "run: a\nstorage: s\ndata: {source: digits}\nmodel: model.py:build\ntrain: {steps: 1, global_batch_size: 1}\n"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.foundation.contracts.identity import difference_words, differences, readable
+from baton.tasks.foundation.contracts.identity import difference_words, differences, readable
 
 
 def float32(value: float) -> float:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks.foundation.contracts import run_file
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.contracts import run_file
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import RunFileError
 
 GOOD = """\
 run: digits-cnn
@@ -89,7 +89,9 @@ REFUSED = [
     Bad("empty int tag", swap("3000", "!!int ''"), ("train.steps", '""', "write a plain")),
     Bad("lone surrogate", swap("./runs", r'"\ud800"'), ("storage", r"\ud800", "write a plain")),
     Bad("endless digits", swap("3000", "9" * 5000), ("train.steps", "9999", "write a plain")),
-    Bad("nested too deeply", "run: " + "[" * 20_000, ("nested too deeply", "close them")),
+    Bad("nested too deeply", "run: " + "[" * 20_000, ("line 1, column 70", "nested more than 64 levels deep")),
+    Bad("many anchors", GOOD + "".join(f"x{n}: &a{n} 1\n" for n in range(50_000)), ("more than 100 anchors", "remove")),
+    Bad("long key", GOOD + "k" * 1000 + ": 1\n", ("k" * 59 + "… (here 1) is not a known key",)),
     # values
     Bad("steps: yes", swap("3000", "yes"), ("line 8: train.steps is yes", "not a whole number", "at least 1")),
     Bad("steps as text", swap("3000", '"3000"'), ('train.steps is "3000"', "not a whole number", "at least 1")),
@@ -239,6 +241,7 @@ REFUSED = [
     Bad("override through a list", swap("digits\n", "digits\n  options: {a: [1]}\n"), ("data.options.a is [1]", "set data.options.a itself"), ("data.options.a.0=3",)),
     Bad("override no YAML", GOOD, ("--set run=[", "not readable as YAML", "check the"), ("run=[",)),
     Bad("override python tag", GOOD, ("--set storage=!!python/name:os.system", "write a plain"), ("storage=!!python/name:os.system",)),
+    Bad("long override key", GOOD, ("k" * 59 + "… (here 1) is not a known key",), ("k" * 1000 + "=1",)),
     Bad("override alias", GOOD, ("--set storage=*a", "alias *a", "write the value out"), ("storage=*a",)),
     Bad("override duplicate keys", GOOD, ("--set accelerator={kind: cpu, kind: gpu}", "accelerator.kind", "keep one"), ("accelerator={kind: cpu, kind: gpu}",)),
     Bad("override unknown key", GOOD, ("--set train.stepz=3: train.stepz", "did you mean train.steps?"), ("train.stepz=3",)),

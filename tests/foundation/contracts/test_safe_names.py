@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.foundation.contracts.base import AnswerPath, AttemptId, CheckpointPath, DatasetPath, FileName, ShardPath
+from baton.tasks.foundation.contracts.base import (
+    AnswerPath,
+    AttemptId,
+    CheckpointPath,
+    DatasetPath,
+    FileName,
+    ShardPath,
+)
 
 CHECKPOINT = "checkpoints/00000400-00000001-c4eb2eb75a12467c9a380032a25ce5ae"
 KINDS: dict[str, tuple[Any, str, str]] = {  # the type, a good value, what stands before the name

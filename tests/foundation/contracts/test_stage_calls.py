@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.data_spec import SetRef
-from tasks.foundation.contracts.log_entry import MetricRow, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.stage_calls import (
+from baton.tasks.foundation.contracts.data_spec import SetRef
+from baton.tasks.foundation.contracts.log_entry import MetricRow, SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     PrepareDataCall,
@@ -21,7 +21,7 @@ from tasks.foundation.contracts.stage_calls import (
     pack,
     unpack,
 )
-from tasks.foundation.errors import AnotherVersion, InvalidInput
+from baton.tasks.foundation.errors import AnotherVersion, InvalidInput
 from tests.support.fake_prefect_api import DATASET, run_with_code, staged
 from tests.support.fake_run import FakeRun
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
-from tasks.foundation.dataset import cache
-from tasks.foundation.dataset.manifest import manifest_path
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
+from baton.tasks.foundation.dataset import cache
+from baton.tasks.foundation.dataset.manifest import manifest_path
+from baton.tasks.foundation.dataset.shards import encode
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import FarStorage
 
 FEATURES = (Feature(name="x", dtype="float32", shape=(2,)), Feature(name="y", dtype="int64", shape=()))
@@ -27,10 +29,6 @@ class Prepared:
 
 
 def _write(storage: Storage, folder: Path, at: str, name: str, numbers: Sequence[int]) -> ShardRecord:
-    import tensorflow as tf
-
-    from tasks.foundation.dataset.shards import encode
-
     file = folder / name
     with tf.io.TFRecordWriter(str(file)) as writer:
         for number in numbers:

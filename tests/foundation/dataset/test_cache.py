@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset import cache as shared_cache
-from tasks.foundation.dataset import shards as shard_verification
-from tasks.foundation.dataset.cache import FileRange, ShardCache
-from tasks.foundation.dataset.shards import VerifiedShards
-from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.dataset import ShardRecord
+from baton.tasks.foundation.dataset import cache as shared_cache
+from baton.tasks.foundation.dataset import shards as shard_verification
+from baton.tasks.foundation.dataset.cache import FileRange, ShardCache
+from baton.tasks.foundation.dataset.shards import VerifiedShards
+from baton.tasks.foundation.errors import StorageError
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import (
     PATIENCE,
     FailOnce,

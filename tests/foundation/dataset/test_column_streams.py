@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tasks.foundation.contracts.data_spec import MixedSource, Mixture
-from tasks.foundation.contracts.dataset import (
+from baton.tasks.foundation.contracts.data_spec import MixedSource, Mixture
+from baton.tasks.foundation.contracts.dataset import (
     DatasetManifest,
     DatasetRef,
     Feature,
@@ -23,15 +23,15 @@ from tasks.foundation.contracts.dataset import (
     ShardRecord,
     content_digest,
 )
-from tasks.foundation.dataset import read
-from tasks.foundation.dataset.columns import shared_features
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.dataset import read
+from baton.tasks.foundation.dataset.columns import shared_features
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.foundation.dataset.conftest import make_numbered
 
 FEATURES = (

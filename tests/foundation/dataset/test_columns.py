@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
-from tasks.foundation.dataset.columns import read_columns
-from tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
+from baton.tasks.foundation.dataset.columns import read_columns
+from baton.tasks.foundation.errors import DamagedDataset
 
 ROWS = 10
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
-from tasks.foundation.dataset import read as decoded_examples
-from tasks.foundation.dataset import read as reader
-from tasks.foundation.dataset.manifest import manifest_path
-from tasks.foundation.dataset.read import decode_examples, decoded_bytes, fits_into_memory
-from tasks.foundation.dataset.shards import encode
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
+from baton.tasks.foundation.dataset import read as decoded_examples
+from baton.tasks.foundation.dataset import read as reader
+from baton.tasks.foundation.dataset.manifest import manifest_path
+from baton.tasks.foundation.dataset.read import decode_examples, decoded_bytes, fits_into_memory
+from baton.tasks.foundation.dataset.shards import encode
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.foundation.dataset.test_transformed_batches import BOTH, EXAMPLE, global_batches
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.dataset import (
+from baton.tasks.foundation.contracts.dataset import (
     DatasetManifest,
     DatasetRef,
     Feature,
@@ -19,21 +19,20 @@ from tasks.foundation.contracts.dataset import (
     ShardRecord,
     content_digest,
 )
-from tasks.foundation.dataset import read
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.manifest import (
+from baton.tasks.foundation.dataset import read
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.manifest import (
     held_out_mask,
     manifest_path,
     positions_of_part,
 )
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 
 LABEL = Feature(name="y", dtype="int64", shape=(), key="label", encoding="int64")
 FEATURES = (Feature(name="x", dtype="float32", shape=(2,), key="values", encoding="float"), LABEL)
-FEW = settings(max_examples=7, derandomize=True)
 # For each record: bytes of padding, and whether a range or a file ends after it.
 LAYOUTS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "", "range", "file"])), min_size=2, max_size=25)
 
@@ -163,37 +162,37 @@ def rule_for(fraction: float, seed: int, total: int) -> HeldOut | None:
     return plain if 0 < held_out < total else plain.model_copy(update={"exception": seed % total})
 
 
-@FEW
-@given(
-    layout=LAYOUTS,
-    split=st.tuples(st.sampled_from([0, 0.1, 0.5, 0.9]), st.integers(0, 2**31 - 1)),
-    sizes=st.tuples(st.integers(1, 5), st.integers(1, 4)),
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", [4, pytest.param(7, marks=pytest.mark.nightly)])
 def test_epoch_has_each_example_once_from_any_first_batch(
-    external: Callable[..., Prepared],
-    labels: Callable[..., list[list[int]]],
-    layout: list[tuple[int, str]],
-    split: tuple[float, int],
-    sizes: tuple[int, int],
+    external: Callable[..., Prepared], labels: Callable[..., list[list[int]]], examples: int
 ) -> None:
-    (fraction, seed), (batch, window_shards) = split, sizes
-    rule = rule_for(fraction, seed, len(layout))
-    prepared = external(layout, rule)
-    held_out = [] if rule is None else np.flatnonzero(held_out_mask(rule, 0, len(layout))).tolist()
-    trained = sorted(set(range(len(layout))) - set(held_out))
-    settings = {"global_batch_size": batch, "window_shards": window_shards, "seed": seed}
-    batches = -(-2 * len(trained) // batch)
-    straight = labels(training(prepared, **settings), batches)
-    stream = [label for labels_ in straight for label in labels_]
-    assert sorted(stream[: len(trained)]) == sorted(stream[len(trained) : 2 * len(trained)]) == trained
-    first = seed % batches
-    assert labels(training(prepared, **settings, first_batch=first), batches - first) == straight[first:]
-    # In source order, however it is cut into ranges.
-    full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch), -1)
-    remainder = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch)
-    rest = [] if remainder is None else labels(remainder, -1)
-    assert [label for labels_ in full + rest for label in labels_] == held_out
+    @settings(max_examples=examples, derandomize=True)
+    @given(
+        layout=LAYOUTS,
+        split=st.tuples(st.sampled_from([0, 0.1, 0.5, 0.9]), st.integers(0, 2**31 - 1)),
+        sizes=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    )
+    def check(layout: list[tuple[int, str]], split: tuple[float, int], sizes: tuple[int, int]) -> None:
+        (fraction, seed), (batch, window_shards) = split, sizes
+        rule = rule_for(fraction, seed, len(layout))
+        prepared = external(layout, rule)
+        held_out = [] if rule is None else np.flatnonzero(held_out_mask(rule, 0, len(layout))).tolist()
+        trained = sorted(set(range(len(layout))) - set(held_out))
+        common = {"global_batch_size": batch, "window_shards": window_shards, "seed": seed}
+        batches = -(-2 * len(trained) // batch)
+        straight = labels(training(prepared, **common), batches)
+        stream = [label for labels_ in straight for label in labels_]
+        assert sorted(stream[: len(trained)]) == sorted(stream[len(trained) : 2 * len(trained)]) == trained
+        first = seed % batches
+        assert labels(training(prepared, **common, first_batch=first), batches - first) == straight[first:]
+        # In source order, however it is cut into ranges.
+        full = labels(set_batches(prepared.storage, prepared.ref, on="validation", batch_size=batch), -1)
+        remainder = set_remainder(prepared.storage, prepared.ref, on="validation", batch_size=batch)
+        rest = [] if remainder is None else labels(remainder, -1)
+        assert [label for labels_ in full + rest for label in labels_] == held_out
+
+    check()
 
 
 def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
 def test_values_of_every_kind_are_parsed(feature: Feature, value: Any, expected: Any) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset.shards import parse
+    from baton.tasks.foundation.dataset.shards import parse
 
     lists = {
         "int64": lambda: tf.train.Feature(int64_list=tf.train.Int64List(value=value)),

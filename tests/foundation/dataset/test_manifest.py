@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.manifest import load_manifest, read_manifest, zero_examples
-from tasks.foundation.errors import AnotherVersion, DamagedDataset
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.manifest import load_manifest, read_manifest, zero_examples
+from baton.tasks.foundation.errors import AnotherVersion, DamagedDataset
 
 
 def test_written_manifest_is_read_back(numbered: Callable[..., Any]) -> None:

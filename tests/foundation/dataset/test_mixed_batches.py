@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.data_spec import Exhausted, MixedSource, Mixture
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.manifest import (
+from baton.tasks.foundation.contracts.data_spec import Exhausted, MixedSource, Mixture
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.manifest import (
     dataset_folder,
     load_manifest,
     manifest_path,
     plain_datasets,
     read_manifest,
 )
-from tasks.foundation.errors import DamagedDataset
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.foundation.dataset.conftest import FEATURES, Prepared, make_numbered
 from tests.foundation.dataset.test_transformed_batches import BATCH, BOTH, global_batches, shifted
 

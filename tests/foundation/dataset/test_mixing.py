@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.data_spec import Exhausted, integer_weights
-from tasks.foundation.dataset.mixing import Mixing, source_seed, window_size
+from baton.tasks.foundation.contracts.data_spec import Exhausted, integer_weights
+from baton.tasks.foundation.dataset.mixing import Mixing, source_seed, window_size
 
 FEW = settings(max_examples=40, derandomize=True)
 # The sums of the first weights divide a window; those of the others are larger than one.
@@ -105,7 +105,7 @@ def test_remaining_sources_go_on_with_their_weights() -> None:
 
 def test_far_position_costs_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
-    from tasks.foundation.dataset import mixing as module
+    from baton.tasks.foundation.dataset import mixing as module
 
     original = module.hashes
 

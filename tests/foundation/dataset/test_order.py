@@ -6,7 +6,7 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset import order
+from baton.tasks.foundation.dataset import order
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset import order
-from tasks.foundation.dataset import read as reader
-from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import DamagedDataset, StorageError
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.dataset import order
+from baton.tasks.foundation.dataset import read as reader
+from baton.tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.errors import DamagedDataset, StorageError
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 
-FEW = settings(max_examples=10, derandomize=True)
+EXAMPLES = [4, pytest.param(10, marks=pytest.mark.nightly)]
 
 
 def training(prepared: Any, **changed: Any) -> Any:
@@ -26,103 +26,95 @@ def training(prepared: Any, **changed: Any) -> Any:
     return reader.training_dataset(prepared.storage, prepared.ref, **settings_)
 
 
-@FEW
-@given(
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    window_shards=st.integers(1, 6),
-    batch=st.integers(1, 7),
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", EXAMPLES)
 def test_epoch_is_a_permutation_from_any_first_batch(
-    numbered: Callable[..., Any],
-    labels: Callable[..., list[list[int]]],
-    counts: list[int],
-    window_shards: int,
-    batch: int,
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], examples: int
 ) -> None:
-    prepared = numbered(counts)
-    total = sum(counts)
-    batches = -(-3 * total // batch)
-    straight = labels(training(prepared, global_batch_size=batch, window_shards=window_shards), batches)
-    stream = [label for labels_ in straight for label in labels_]
-    for epoch in range(3):
-        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
-    for first in {0, 1, batches // 2, batches - 1}:
-        dataset = training(prepared, global_batch_size=batch, window_shards=window_shards, first_batch=first)
-        assert labels(dataset, batches - first) == straight[first:]
+    @settings(max_examples=examples, derandomize=True)
+    @given(
+        counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+        window_shards=st.integers(1, 6),
+        batch=st.integers(1, 7),
+    )
+    def check(counts: list[int], window_shards: int, batch: int) -> None:
+        prepared = numbered(counts)
+        total = sum(counts)
+        batches = -(-3 * total // batch)
+        straight = labels(training(prepared, global_batch_size=batch, window_shards=window_shards), batches)
+        stream = [label for labels_ in straight for label in labels_]
+        for epoch in range(3):
+            assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+        for first in {0, 1, batches // 2, batches - 1}:
+            dataset = training(prepared, global_batch_size=batch, window_shards=window_shards, first_batch=first)
+            assert labels(dataset, batches - first) == straight[first:]
+
+    check()
 
 
-@FEW
-@given(
-    shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
-    first_batch=st.integers(0, 9),
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", EXAMPLES)
 def test_hosts_and_replicas_in_order_form_the_global_batch(
-    numbered: Callable[..., Any],
-    labels: Callable[..., list[list[int]]],
-    shares: tuple[int, int, int],
-    first_batch: int,
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], examples: int
 ) -> None:
-    hosts, replicas, per_replica = shares
-    prepared = numbered([5, 5, 5, 2])
-    batch = hosts * replicas * per_replica
-    whole = labels(training(prepared, global_batch_size=batch, first_batch=first_batch), 5)
-    slices = [
-        labels(
-            training(
-                prepared,
-                global_batch_size=batch,
-                first_batch=first_batch,
-                host=host,
-                hosts=hosts,
-                local_replicas=replicas,
-            ),
-            5 * replicas,
-        )
-        for host in range(hosts)
-    ]
-    for k, expected in enumerate(whole):
-        put_together = [slice_[k * replicas + replica] for slice_ in slices for replica in range(replicas)]
-        assert [label for part in put_together for label in part] == expected
+    @settings(max_examples=examples, derandomize=True)
+    @given(
+        shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+        first_batch=st.integers(0, 9),
+    )
+    def check(shares: tuple[int, int, int], first_batch: int) -> None:
+        hosts, replicas, per_replica = shares
+        prepared = numbered([5, 5, 5, 2])
+        batch = hosts * replicas * per_replica
+        common = {"global_batch_size": batch, "first_batch": first_batch}
+        whole = labels(training(prepared, **common), 5)
+        slices = [
+            labels(training(prepared, **common, host=host, hosts=hosts, local_replicas=replicas), 5 * replicas)
+            for host in range(hosts)
+        ]
+        for k, expected in enumerate(whole):
+            put_together = [slice_[k * replicas + replica] for slice_ in slices for replica in range(replicas)]
+            assert [label for part in put_together for label in part] == expected
+
+    check()
 
 
-@FEW
-@given(
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
-    window_shards=st.integers(1, 3),
-    first_batch=st.integers(0, 9),
-    in_memory=st.booleans(),
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", EXAMPLES)
 def test_global_batches_keep_the_order_of_the_source(
-    numbered: Callable[..., Any],
-    labels: Callable[..., list[list[int]]],
-    *,
-    counts: list[int],
-    shares: tuple[int, int, int],
-    window_shards: int,
-    first_batch: int,
-    in_memory: bool,
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], examples: int
 ) -> None:
     """Whatever hosts, replicas and cuts there are, row i of batch b is row b * B + i of the epochs in a row."""
-    hosts, replicas, per_replica = shares
-    batch = hosts * replicas * per_replica
-    prepared = numbered(counts)
-    settings_ = {"shuffle": False, "global_batch_size": batch, "first_batch": first_batch, "in_memory": in_memory}
-    settings_ |= {"window_shards": window_shards, "hosts": hosts, "local_replicas": replicas}
-    of_hosts = [labels(training(prepared, host=host, **settings_), 5 * replicas) for host in range(hosts)]
-    for number in range(5):
-        parts = [each[number * replicas + replica] for each in of_hosts for replica in range(replicas)]
-        begin = (first_batch + number) * batch
-        assert [label for part in parts for label in part] == [n % sum(counts) for n in range(begin, begin + batch)]
+
+    @settings(max_examples=examples, derandomize=True)
+    @given(
+        counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+        shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+        window_shards=st.integers(1, 3),
+        first_batch=st.integers(0, 9),
+        in_memory=st.booleans(),
+    )
+    def check(
+        *, counts: list[int], shares: tuple[int, int, int], window_shards: int, first_batch: int, in_memory: bool
+    ) -> None:
+        hosts, replicas, per_replica = shares
+        batch = hosts * replicas * per_replica
+        prepared = numbered(counts)
+        settings_ = {"shuffle": False, "global_batch_size": batch, "first_batch": first_batch, "in_memory": in_memory}
+        settings_ |= {"window_shards": window_shards, "hosts": hosts, "local_replicas": replicas}
+        of_hosts = [labels(training(prepared, host=host, **settings_), 5 * replicas) for host in range(hosts)]
+        for number in range(5):
+            parts = [each[number * replicas + replica] for each in of_hosts for replica in range(replicas)]
+            begin = (first_batch + number) * batch
+            assert [label for part in parts for label in part] == [n % sum(counts) for n in range(begin, begin + batch)]
+
+    check()
 
 
 def test_pipeline_follows_the_computed_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:
-    from tasks.foundation.dataset import order
+    from baton.tasks.foundation.dataset import order
 
     counts = [4, 4, 4, 3]
     window = next(order.windows(counts, seed=9, window_shards=2, first_example=0))
@@ -233,8 +225,9 @@ def test_storage_error_while_reading_is_not_damage(numbered: Callable[..., Any])
     assert len(list(training(far, global_batch_size=2, window_shards=2).take(8))) == 8
 
 
-@pytest.mark.parametrize("counts", [[], [1], [4], [3, 2], [5, 5, 1], [8]])
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
+@pytest.mark.parametrize(
+    ("counts", "batch_size"), [([], 3), ([1], 1), ([4], 4), ([3, 2], 4), ([5, 5, 1], 3), ([8], 4), ([8], 100)]
+)
 def test_validation_reads_each_example_once_in_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], counts: list[int], batch_size: int
 ) -> None:

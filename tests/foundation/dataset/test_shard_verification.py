@@ -1,16 +1,17 @@
 """Verification of remote shards, and a full local disk."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset.shards import VerifiedShards, _fetch
-from tasks.foundation.errors import DamagedDataset, StorageError
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.contracts.dataset import ShardRecord
+from baton.tasks.foundation.dataset.shards import VerifiedShards, _fetch, original_read_errors, records_in
+from baton.tasks.foundation.errors import DamagedDataset, StorageError
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 from tests.support.far_storage import FailOnce, FarStorage, bytes_below, content, put_shards, read, wait_for_threads
 
 pytestmark = pytest.mark.usefixtures("temporary")
@@ -186,3 +187,43 @@ def test_changed_external_file_is_never_advised_to_be_deleted(far: FarStorage, t
             with pytest.raises(error, match=expected) as fault:
                 shards.open([record])
             assert "delete" not in str(fault.value)
+
+
+def test_shard_rewritten_with_equal_size_and_time_is_refused(far: FarStorage, tmp_path: Path) -> None:
+    """As a new process would: the one that has verified the file before must not read other values."""
+    file = tmp_path / "whole.bin"
+    file.write_bytes(b"whole")
+    copied = ShardRecord(path="whole.bin", examples=1, size=5, crc32c=checksum_bytes(b"whole").crc32c)
+    for record in (copied.model_copy(update={"path": str(file)}), copied):
+        file.write_bytes(b"whole")
+        before = file.stat()
+        with VerifiedShards(far if record.is_external else LocalStorage(tmp_path)) as shards:
+            assert read(shards.open([record])) == [b"whole"]
+            file.write_bytes(b"WHOLE")
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+            with pytest.raises(DamagedDataset, match=r"whole\.bin has 5 bytes and crc32c .*, its manifest says 5"):
+                shards.open([record])
+
+
+@pytest.mark.parametrize("path", ["/proc/self/mem", "mem"])
+def test_shard_that_cannot_be_read_is_named(far: FarStorage, path: str) -> None:
+    """The kernel answers with EIO; it must not be taken for an error of the model."""
+    record = ShardRecord(path=path, examples=1, size=0, crc32c="00000000")
+    storage = far if record.is_external else LocalStorage(Path("/proc/self"), guarded=False)
+    with (
+        VerifiedShards(storage) as shards,
+        pytest.raises(StorageError, match=r"^/proc/\w+/mem: cannot be read: Input/output error; check the disk"),
+    ):
+        shards.open([record])
+
+
+def test_file_that_tensorflow_cannot_read_is_named(far: FarStorage, tmp_path: Path) -> None:
+    file = tmp_path / "whole.bin"
+    file.write_bytes(b"whole")
+    record = ShardRecord(path=str(file), examples=1, size=5, crc32c=checksum_bytes(b"whole").crc32c)
+    with VerifiedShards(far) as shards:
+        paths = shards.open([record])
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StorageError, match=rf"^{file}: cannot be read: .*; check the disk"), original_read_errors():
+        list(records_in(paths))

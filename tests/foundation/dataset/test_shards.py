@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import flatten, unflatten
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.features import flatten, unflatten
 
 X, Y, W = np.ones((2, 2), np.float32), np.int64(3), np.float32(0.5)
 
@@ -95,7 +95,7 @@ DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16,
 def test_every_dtype_is_preserved(dtype: str, shape: tuple[int, ...]) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset.shards import encode, parse
+    from baton.tasks.foundation.dataset.shards import encode, parse
 
     rng = np.random.default_rng(0)
     if np.dtype(dtype).kind in "iu":
@@ -110,7 +110,7 @@ def test_every_dtype_is_preserved(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def test_record_does_not_depend_on_feature_order() -> None:
-    from tasks.foundation.dataset.shards import encode
+    from baton.tasks.foundation.dataset.shards import encode
 
     arrays = {f"x/{key}": np.arange(3) for key in "abcdefgh"}
     assert encode(arrays) == encode(dict(reversed(arrays.items())))

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.dataset import cache
-from tasks.foundation.dataset.shards import VerifiedShards
-from tasks.foundation.errors import InvalidInput, StorageError
+from baton.tasks.foundation.dataset import cache
+from baton.tasks.foundation.dataset.shards import VerifiedShards
+from baton.tasks.foundation.errors import InvalidInput, StorageError
+from tests.support import forked
 from tests.support.far_storage import PATIENCE, FarStorage, put_shards
 
 pytestmark = pytest.mark.usefixtures("temporary")
@@ -46,9 +47,10 @@ def test_missing_temporary_folder_is_reported(far: FarStorage, monkeypatch: pyte
 
 PROGRAM = """
 import sys, time
+from tests.support import forked
 from tests.support.far_storage import FarStorage, Gate, put_shards
-from tasks.foundation.dataset.shards import VerifiedShards
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.dataset.shards import VerifiedShards
+from baton.tasks.foundation.storage.memory import MemoryStorage
 far = FarStorage(MemoryStorage("ending"))
 records = put_shards(far, [10, 10])
 far.before = gate = Gate("s1", patience=None)
@@ -64,7 +66,8 @@ if sys.argv[1] == "stay":
 def start(temporary: Path, how: str) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "TMPDIR": str(temporary)}
     program = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, how]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    popen = forked.Popen if how == "stay" else subprocess.Popen  # how a process ends is its own
+    process = popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline() == b"reached\n"
     return process

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
-from tasks.foundation.dataset.tar_ranges import TarExample, TarFault, examples, members, read_tar
-from tasks.foundation.errors import DamagedDataset
+from baton.tasks.foundation.contracts.dataset import Feature, RangeLayout, ShardRecord
+from baton.tasks.foundation.dataset.tar_ranges import TarExample, TarFault, examples, members, read_tar
+from baton.tasks.foundation.errors import DamagedDataset
 from tests.support.tars import example, npy, tar, tar_of
 from tests.support.tfrecords import png
 
@@ -136,8 +136,9 @@ MALFORMED = {
     "device": (changed(PLAIN, 156, b"3"), "is of type b'3'.*put only files into the tar"),
     "negative size": (changed(PLAIN, 124, b"-0000000001\0"), "the size in a header is b'-0000000001"),
     "size of ones": (changed(PLAIN, 124, b"\xff" * 12), "the size in a header is"),
-    "huge size": (changed(PLAIN, 124, b"\x80" + bytes(6) + b"\xff" * 5), r"has \d+ bytes, more than 1073741824"),
+    "huge size": (changed(PLAIN, 124, b"\x80" + bytes(6) + b"\xff" * 5), r"has \d+ bytes, more than 536870912"),
     "huge pax header": (changed(PAX, 124, b"77777777777\0"), "a header of 8589934591 bytes is too long"),
+    "many pax headers": (PAX[:1024] * 2000, r"at byte 1048\d+: a header of 104\d+ bytes is too long"),
     "damaged pax header": (PAX[:512] + b"x" + PAX[513:], "a pax header is damaged"),
     "endless pax header": (PAX[:512] + b"0" + PAX[513:], "a pax header is damaged"),
     "pax size": (
@@ -163,6 +164,7 @@ CONTENTS: dict[str, tuple[dict[str, bytes], str]] = {
     "class of 65 bits": ({"cls": b"9223372036854775808"}, r"its class is b'9223372036854775808'"),
     "no JSON": ({"json": b"{"}, r"its json is not JSON"),
     "deep JSON": ({"json": b"[" * 100_000}, r"its json is not JSON"),
+    "JSON of many lists": ({"json": b"[" + b"[]," * 300_000 + b"0]"}, r"its json is not JSON .*200000 lists"),
     "no key": ({"json": b'{"a": {"c": 1}}'}, r"has no json.name, only keys a; add it"),
     "key of a number": ({"json": b'{"name": "n", "box": [1, 2], "a": 3}'}, r"has no json.a.b, only an integer \(3\)"),
     "null": ({"json": b'{"name": null}'}, r"json.name is null; write a value"),
@@ -174,7 +176,7 @@ CONTENTS: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "too large": ({"json": b'{"name": "n", "box": [1, 2], "a": {"b": 40000}}'}, r"json.a.b is an integer \(40000\)"),
     "text that is no UTF-8": ({"txt": b"\xff"}, "its text is not UTF-8"),
-    "pickled array": ({"npy": npy(np.asarray([{}], object))}, "npy has the dtype object.*pickled objects are not read"),
+    "pickled array": ({"npy": npy(np.asarray([{}], object))}, "npy has dtype object.*pickled objects are not read"),
     "other shape": ({"npy": npy(np.zeros(3, np.float32))}, r"npy is float32\[3\], not float32\[2\]"),
     "other dtype": ({"npy": npy(np.zeros(2))}, r"npy is float64\[2\], not float32\[2\]"),
     "no array": ({"npy": b"\x93NUMPY\x01"}, "its npy is damaged"),

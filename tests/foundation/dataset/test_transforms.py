@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.transforms import UserTransform, load_transform
-from tasks.foundation.errors import ModelError
-from tasks.foundation.model.build import RandomStates
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.transforms import UserTransform, load_transform
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.model.build import RandomStates
 
 IMAGE = (Feature(name="x", dtype="float32", shape=(4, 4, 1)), Feature(name="y", dtype="int64", shape=()))
 HEAD = """import random

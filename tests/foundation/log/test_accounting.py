@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, AttemptRecord
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.log.accounting import GOOD, LOST, Account, account_of, seconds_in_log
-from tasks.foundation.log.appends import commit, quarantine
-from tasks.foundation.log.attempts import Attempts
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.attempt import CAUSES, LAUNCH, AttemptRecord
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.log.accounting import GOOD, LOST, Account, account_of, seconds_in_log
+from baton.tasks.foundation.log.appends import commit, quarantine
+from baton.tasks.foundation.log.attempts import Attempts
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.clock import NOON
 from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, head_of, stage

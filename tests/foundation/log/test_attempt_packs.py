@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.attempt import attempt_path
-from tasks.foundation.log import attempts
-from tasks.foundation.log.attempts import AttemptReader, Attempts, pack, pack_beside, packable, read_attempts
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.attempt import attempt_path
+from baton.tasks.foundation.log import attempts
+from baton.tasks.foundation.log.attempts import AttemptReader, Attempts, pack, pack_beside, packable, read_attempts
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.counting_storage import Counting
 from tests.support.crashing_store import CrashingStore, Died
 from tests.support.far_storage import FarStorage

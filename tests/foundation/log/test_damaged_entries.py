@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Body, Entry, Finish, Quarantine, Retire, Rewind
-from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.files import entry_path
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.log_entry import Body, Entry, Finish, Quarantine, Retire, Rewind
+from baton.tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.random_logs import append, next_commit
 from tests.support.small_logs import (
     assert_sound,

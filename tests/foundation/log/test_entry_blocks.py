@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.errors import RunLogError, StorageError
-from tasks.foundation.log import files
-from tasks.foundation.log import log as run_log
-from tasks.foundation.log.files import block_path, false_blocks
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.errors import RunLogError, StorageError
+from baton.tasks.foundation.log import files
+from baton.tasks.foundation.log import log as run_log
+from baton.tasks.foundation.log.files import block_path, false_blocks
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.counting_storage import Counting
 from tests.support.crashing_store import CrashingStore, Died
 from tests.support.random_logs import anything, append

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, KeepVerified, apply_retention
-from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.log_entry import (
+from baton.tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, KeepVerified, apply_retention
+from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from baton.tasks.foundation.contracts.log_entry import (
     Body,
     Change,
     Commit,
@@ -21,12 +21,12 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
     WorkerStats,
 )
-from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.files import entry_path
-from tasks.foundation.log.fold import fold
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.random_logs import reads
 from tests.support.small_logs import ENVIRONMENT, edit_entry, evaluation, head_of, on_test, origin

@@ -2,16 +2,26 @@
 
 import pytest
 
-from tasks.foundation.contracts.identity import CALLBACKS
-from tasks.foundation.contracts.log_entry import Body, Change, Entry, Finish, Finished, Head, Quarantine, Retire, Rewind
-from tasks.foundation.errors import StaleWriter
-from tasks.foundation.log.appends import evaluation_due, finish
-from tasks.foundation.log.fold import fold
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.identity import CALLBACKS
+from baton.tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Entry,
+    Finish,
+    Finished,
+    Head,
+    Quarantine,
+    Retire,
+    Rewind,
+)
+from baton.tasks.foundation.errors import StaleWriter
+from baton.tasks.foundation.log.appends import evaluation_due, finish
+from baton.tasks.foundation.log.fold import fold
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution
-from tests.support.rival_writers import SPEC, Scene, commits_on, report_interleavings
+from tests.support.rival_writers import SPEC, Scene, commits_on, in_memory, report_interleavings
 from tests.support.small_logs import (
     ENVIRONMENT,
     assert_sound,
@@ -87,6 +97,7 @@ def test_finish_is_logged_once_on_its_base() -> None:
         log.home.delete("")
 
 
+@in_memory
 def test_commit_and_finish_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def ends(store: Storage) -> None:
         finish(RunLog(store), scene.parent, base=scene.base, reason="EarlyStopping", attempt="caller")

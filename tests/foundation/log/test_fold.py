@@ -4,10 +4,20 @@ import math
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Body, Change, Commit, Finish, Head, Origin, Quarantine, Retire, Rewind
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.errors import RunLogError
-from tasks.foundation.log.fold import fold
+from baton.tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Commit,
+    Finish,
+    Head,
+    Origin,
+    Quarantine,
+    Retire,
+    Rewind,
+)
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.errors import RunLogError
+from baton.tasks.foundation.log.fold import fold
 from tests.support.small_logs import ACCURACY, ENVIRONMENT, committing, evaluation, on_test, origin, ref
 
 ONE, TWO, THREE = ref(0), ref(10, 1), ref(20, 2)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.contracts.log_entry import Commit, MetricRow
-from tasks.foundation.log.appends import commit, quarantine
-from tasks.foundation.log.history import commit_of, history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.checkpoint.retention import KeepLast, apply_retention
+from baton.tasks.foundation.contracts.log_entry import Commit, MetricRow
+from baton.tasks.foundation.log.appends import commit, quarantine
+from baton.tasks.foundation.log.history import commit_of, history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.small_logs import begin, evaluation, head_of, stage, train
 
 

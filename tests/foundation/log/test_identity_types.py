@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.identity import CALLBACK_RECORD, digest_of, require_types
-from tasks.foundation.log.files import entry_path
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.identity import CALLBACK_RECORD, digest_of, require_types
+from baton.tasks.foundation.log.files import entry_path
 from tests.support.fake_run import FakeRun
 from tests.support.small_logs import edit_entry
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Entry, Quarantine
-from tasks.foundation.errors import FileAlreadyThere, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit, quarantine
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.log_entry import Entry, Quarantine
+from baton.tasks.foundation.errors import FileAlreadyThere, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import commit, quarantine
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer, explore
 from tests.support.rival_writers import Scene, assert_one_winner, commits_on, in_memory, report_interleavings, retried
 from tests.support.small_logs import Act, assert_sound, committing, evaluation, folders, head_of, origin, stage, train
@@ -26,6 +26,7 @@ def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, h
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 @pytest.mark.slow
 def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     count = scene.play(
@@ -36,6 +37,7 @@ def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene,
     report_interleavings(request, count, at_least=40)
 
 
+@in_memory
 def test_logs_that_remember_are_overtaken(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     """A log that has read its head commits, is refused, or goes on, whatever rivals append after that."""
 
@@ -61,6 +63,7 @@ def test_logs_that_remember_are_overtaken(request: pytest.FixtureRequest, scene:
     report_interleavings(request, count, at_least=10)
 
 
+@in_memory
 @pytest.mark.slow
 def test_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
@@ -71,6 +74,7 @@ def test_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, h
     report_interleavings(request, count, at_least=100)
 
 
+@in_memory
 @pytest.mark.slow
 def test_sweep_keeps_checkpoint_staged_on_new_commit(
     request: pytest.FixtureRequest, scene: Scene, home: Storage
@@ -88,6 +92,7 @@ def test_sweep_keeps_checkpoint_staged_on_new_commit(
     report_interleavings(request, count, at_least=40)
 
 
+@in_memory
 def test_commit_and_quarantine_of_its_parent(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         committed = commits_on(entries, scene.base)
@@ -106,6 +111,7 @@ def test_commit_and_quarantine_of_its_parent(request: pytest.FixtureRequest, sce
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 def test_two_quarantines_of_one_checkpoint_append_one(
     request: pytest.FixtureRequest, scene: Scene, home: Storage
 ) -> None:
@@ -118,6 +124,7 @@ def test_two_quarantines_of_one_checkpoint_append_one(
     )
 
 
+@in_memory
 def test_two_housekeepers_reach_the_same_state(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     alone = scene.set_up(home)
     scene.retires(alone)

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
-from tasks.foundation.errors import StaleWriter, StorageError
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
+from baton.tasks.foundation.errors import StaleWriter, StorageError
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import Scene, in_memory, report_interleavings
 from tests.support.small_logs import Act, assert_sound

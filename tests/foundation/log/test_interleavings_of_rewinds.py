@@ -2,11 +2,11 @@
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quarantine, Rewind
-from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quarantine, Rewind
+from baton.tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import (
     Scene,
@@ -41,6 +41,7 @@ def assert_one_moved_the_tip(scene: Scene, execution: Execution, entries: list[E
     assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
 
+@in_memory
 @pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
 def test_commit_and_rewind_on_one_base(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, blown_up_at: int
@@ -54,6 +55,7 @@ def test_commit_and_rewind_on_one_base(
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 @pytest.mark.parametrize(("one", "other"), [(TO_THE_TIP, TO_THE_TIP), (TO_THE_TIP, FURTHER_BACK)])
 def test_two_rewinds_on_one_base_append_one(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, one: int, other: int
@@ -71,6 +73,7 @@ def test_two_rewinds_on_one_base_append_one(
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 def test_commit_and_accepted_change(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     """Work from before the change is committed before it or never."""
 
@@ -96,6 +99,7 @@ def test_commit_and_accepted_change(request: pytest.FixtureRequest, scene: Scene
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 @pytest.mark.slow
 def test_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     """The rewind finds a border whose files exist, or reports that there is none, even if a border is retired first."""
@@ -114,6 +118,7 @@ def test_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, h
     report_interleavings(request, count, at_least=20)
 
 
+@in_memory
 @pytest.mark.parametrize("lost", LOST, ids=type)
 @pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
 def test_lost_response_never_appends_twice(

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Head, MetricRow
-from tasks.foundation.errors import FileAlreadyThere, RunLogError, StaleWriter, StorageError
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.log_entry import Commit, Head, MetricRow
+from baton.tasks.foundation.errors import FileAlreadyThere, RunLogError, StaleWriter, StorageError
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import (
     Act,

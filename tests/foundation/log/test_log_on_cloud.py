@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.opened_run import RunHome
-from flows.verification import verify_home
-from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
-from tasks.foundation.errors import DamagedCheckpoint, StorageError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.telemetry.events import Silent
+from baton.flows.opened_run import RunHome
+from baton.flows.verification import verify_home
+from baton.tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from baton.tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
+from baton.tasks.foundation.errors import DamagedCheckpoint, StorageError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.small_logs import begin, head_of, train
 

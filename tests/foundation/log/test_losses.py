@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.log.attempts import PRIOR_SECONDS, Losses, losses_of
+from baton.tasks.foundation.log.attempts import PRIOR_SECONDS, Losses, losses_of
 from tests.support.clock import NOON
 from tests.support.ledger_records import record_of
 

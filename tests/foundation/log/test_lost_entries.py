@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Retire
-from tasks.foundation.errors import RunLogError, StorageError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.log_entry import Retire
+from baton.tasks.foundation.errors import RunLogError, StorageError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.small_logs import assert_sound, begin, head_of, origin, train
 
 

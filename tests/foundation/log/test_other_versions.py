@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
-from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.log_entry import Change, Commit
-from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint
-from tasks.foundation.log.appends import commit
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from baton.tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
+from baton.tasks.foundation.contracts.attempt import AttemptRecord
+from baton.tasks.foundation.contracts.log_entry import Change, Commit
+from baton.tasks.foundation.errors import AnotherVersion, DamagedCheckpoint
+from baton.tasks.foundation.log.appends import commit
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Silent
 from tests.support.small_logs import assert_sound, begin, edit_entry, head_of, origin, signed, stage, train
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.errors import NoProgress
-from tasks.foundation.log.attempts import is_alive, read_attempts, require_progress
-from tasks.foundation.machine.processes import process_name
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
+from baton.tasks.foundation.contracts.log_entry import Head
+from baton.tasks.foundation.errors import NoProgress
+from baton.tasks.foundation.log.attempts import is_alive, read_attempts, require_progress
+from baton.tasks.foundation.machine.processes import process_name
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.clock import NOON
 from tests.support.ledger_records import head_at, record_of
 

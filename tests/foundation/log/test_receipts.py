@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
-from tasks.foundation.contracts.home_files import AuditedStretch, AuditReceipt
-from tasks.foundation.log.receipts import last_audit, store_receipt
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.home_files import AuditedStretch, AuditReceipt
+from baton.tasks.foundation.log.receipts import last_audit, store_receipt
 from tests.support.fake_run import FakeRun
 
 SAME = AuditedStretch(start=100, end=200, verdict="same", commits=1, compared=1)

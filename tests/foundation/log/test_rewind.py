@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Rewind
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, NonFinite, StaleWriter
-from tasks.foundation.log.appends import commit, rewind
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.contracts.log_entry import Commit, Rewind
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp, NonFinite, StaleWriter
+from baton.tasks.foundation.log.appends import commit, rewind
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
 from tests.support.small_logs import begin, head_of, stage, train
 
 SPEC = RunSpec.model_validate(

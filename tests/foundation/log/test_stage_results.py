@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import StoreRefused
-from tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on, take_answer, write_answer
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.contracts.dataset import DatasetRef
+from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import StoreRefused
+from baton.tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on, take_answer, write_answer
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import FakeRun
 
 DATASET = DatasetRef(

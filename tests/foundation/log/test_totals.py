@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Rewind
-from tasks.foundation.log.fold import totals_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.contracts.log_entry import Rewind
+from baton.tasks.foundation.log.fold import totals_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.memory import MemoryStorage
 from tests.support.random_logs import anything, append, next_commit
 from tests.support.small_logs import begin, head_of, origin, train
 

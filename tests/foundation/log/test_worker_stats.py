@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.foundation.contracts.log_entry import Commit, HostSteps, WorkerStats
-from tasks.foundation.log.history import History
-from tasks.foundation.log.workers import slow_hosts, workers_of
+from baton.tasks.foundation.contracts.log_entry import Commit, HostSteps, WorkerStats
+from baton.tasks.foundation.log.history import History
+from baton.tasks.foundation.log.host_history import slow_hosts, summed_stats
 from tests.support.host_intervals import Cost, stats_of
 
 
 @dataclass
 class Logged:
-    """The part of an entry that `workers_of` reads."""
+    """The part of an entry that `summed_stats` reads."""
 
     body: Commit
 
@@ -46,28 +46,21 @@ def _commit(hosts: list[tuple[float, float]]) -> Any:
 
 
 def test_commits_are_summed() -> None:
-    first, second = workers_of(history([(2.0, 0.1), (2.0, 0.2)], [(3.0, 0.1), (3.0, 0.2)]))
+    first, second = summed_stats(history([(2.0, 0.1), (2.0, 0.2)], [(3.0, 0.1), (3.0, 0.2)]))
     assert (first.host, first.steps, first.examples, first.train_seconds) == (0, 20, 80, 5.0)
     assert first.step_seconds == 0.25
     assert first.input_wait_share == pytest.approx(0.04)
     assert second.losses == (1.0,)
-    assert not first.straggles
-    assert not second.straggles
 
 
 def test_only_commits_since_hosts_changed_count() -> None:
-    workers = workers_of(history([(9.0, 0.0)] * 2, [(1.0, 0.0)], [(7.0, 0.0)] * 2, [(7.0, 0.0)] * 2))
+    workers = summed_stats(history([(9.0, 0.0)] * 2, [(1.0, 0.0)], [(7.0, 0.0)] * 2, [(7.0, 0.0)] * 2))
     assert [worker.train_seconds for worker in workers] == [14.0, 14.0]
 
 
-def test_straggler_is_marked() -> None:
-    workers = workers_of(history([(10.0, 0.2), (10.0, 4.0), (10.0, 0.1)]))
-    assert [worker.straggles for worker in workers] == [False, True, False]
-
-
 def test_log_without_worker_stats_has_no_workers() -> None:
-    assert workers_of(history([], [])) == ()
-    assert workers_of(history([(1.0, 0.0)], [])) != ()
+    assert summed_stats(history([], [])) == ()
+    assert summed_stats(history([(1.0, 0.0)], [])) != ()
 
 
 def names(hosts: Sequence[Sequence[Cost]]) -> list[int]:

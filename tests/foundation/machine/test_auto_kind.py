@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine import devices, tpu
-from tasks.foundation.machine.devices import acquire, choose_kind
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine import devices, tpu
+from baton.tasks.foundation.machine.devices import acquire, choose_kind
 from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 
 

@@ -1,16 +1,19 @@
 """The hosts of a run from the environments of schedulers, read without TensorFlow."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from flows.commands.main import main
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.cluster import Cluster, cluster_of, host_names, is_chief
+from baton.flows.commands.main import main
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine import tpu
+from baton.tasks.foundation.machine.cluster import Cluster, cluster_of, host_names, is_chief
 
 
 def environment(cluster: Any, kind: Any = "worker", index: Any = 0) -> dict[str, str]:
@@ -121,7 +124,6 @@ def test_hosts_are_those_of_the_scheduler(
         (JOBSET | {"BATON_HOSTS": "n[0-999999999999]"}, "more than 10000 hosts"),
         (JOBSET | {"BATON_HOSTS": "n[0-999]x[0-999]"}, "more than 10000 hosts"),
         (JOBSET | {"BATON_HOSTS": "a b;reboot"}, "'b;reboot' is not the name of a host"),
-        (SKYPILOT | {"SKYPILOT_NODE_IPS": "fe80::1\nfe80::2"}, "'fe80::1' is not the name of a host"),
     ],
 )
 def test_invalid_cluster_is_refused(given: dict[str, str], words: str) -> None:
@@ -172,3 +174,58 @@ def test_single_process_is_the_chief() -> None:
     jobs = {"worker": ["a:1", "b:1"]}
     spec = AcceleratorSpec(kind="multi_worker")
     assert [is_chief(spec, environment(jobs, index=index)) for index in (0, 1)] == [True, False]
+
+
+# An address, and how it stands in what is made of it where 2222 is the port of those that name none.
+ADDRESSES = {
+    "host-0": "host-0:2222",
+    "a.b_c.example:1": "a.b_c.example:1",
+    "10.0.0.4": "10.0.0.4:2222",
+    "10.0.0.4:65535": "10.0.0.4:65535",
+    "fe80::1": "[fe80::1]:2222",
+    "[FE80:0::1]": "[fe80::1]:2222",
+    "[::1]:02223": "[::1]:2223",
+    f"{'a' * 63}.b": f"{'a' * 63}.b:2222",
+}
+NO_ADDRESSES = [
+    "a..b", "-a", "a-", "a" * 64, "a." * 126 + "bc", "a/b", "\u00fc.example", "300.0.0.1", "1", "10.0.0.4.5",
+    "10.0.0.04", "a:0", "a:65536", "a:999999", "a:", "a:x", ":1", "a:1:2", "10.0.0.4:1:2", "[::1]:0", "[::1]:1:2",
+    "[::1]x", "[a]:1", "[::1", "fe80::1%eth0", "1:2:3",
+]  # fmt: skip
+# The addresses that a process reads where each source names this one and another one.
+SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "accelerator.tpu": lambda each: servers_of_slice(f"grpc://{each},grpc://other"),
+    "TPU_WORKER_HOSTNAMES": lambda each: servers_of_slice("slice", f"{each},other"),
+    "TF_CONFIG": lambda each: cluster_of(environment({"worker": [each, "other:2222"]})).addresses,
+    "CLUSTER_SPEC": lambda each: cluster_of(vertex(workerpool0=[each], workerpool1=["other:2222"])).addresses,
+    "BATON_HOSTS": lambda each: cluster_of(JOBSET | {"BATON_HOSTS": f"{each},other"}).addresses,
+    "SKYPILOT_NODE_IPS": lambda each: cluster_of(SKYPILOT | {"SKYPILOT_NODE_IPS": f"{each}\nother"}).addresses,
+    "SLURM_STEP_NODELIST": lambda each: (
+        cluster_of({"SLURM_STEP_NODELIST": f"{each},other", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}).addresses
+    ),
+}
+
+
+def servers_of_slice(named: str, names: str = "") -> tuple[str, ...]:
+    spec = AcceleratorSpec(kind="tpu", tpu=named)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPU_WORKER_HOSTNAMES", names)
+        patch.setattr(tpu, "_no_server_at", lambda worker: found.append(worker) or "")
+        found: list[str] = []
+        tpu.wait_for_servers(spec, lambda _: None)
+    return tuple(each.replace(":8470", ":2222") for each in found)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_reads_the_same_addresses(source: str) -> None:
+    for text, canonical in ADDRESSES.items():
+        if source in {"TF_CONFIG", "CLUSTER_SPEC"} and canonical.endswith(":2222"):
+            with pytest.raises(AcceleratorError, match="has no port: write host:port"):
+                SOURCES[source](text)
+        else:
+            assert SOURCES[source](text) == (canonical, "other:2222")
+    for text in NO_ADDRESSES:
+        with pytest.raises((AcceleratorError, ValidationError)) as refused:
+            SOURCES[source](text)
+        assert (source.partition(".")[2] or source) in str(refused.value), text
+        assert getattr(refused.value, "exit_code", 2) == 2

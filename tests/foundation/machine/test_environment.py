@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.machine import environment
-from tasks.foundation.machine.environment import backend_note, deciding_variables, processor, quiet_tensorflow
+from baton.tasks.foundation.machine import environment
+from baton.tasks.foundation.machine.environment import backend_note, deciding_variables, processor, quiet_tensorflow
 
 INTEL = """processor\t: 0
 cpu family\t: 6

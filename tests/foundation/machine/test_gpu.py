@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine import devices as gpu
-from tasks.foundation.machine.cluster import Cluster
-from tasks.foundation.machine.devices import gpu_strategy, grow_memory, why_no_gpu, worker_strategy
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine import devices as gpu
+from baton.tasks.foundation.machine.cluster import Cluster
+from baton.tasks.foundation.machine.devices import gpu_strategy, grow_memory, why_no_gpu, worker_strategy
 
 
 def have(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

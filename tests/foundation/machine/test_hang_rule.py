@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.machine.hang import Hang, HangRule
-from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training, Waiting
+from baton.tasks.foundation.machine.hang import Hang, HangRule
+from baton.tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training, Waiting
 
 COMMITTED = Committed(step=1, path="p", size=1, metrics={})
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.log.attempts import read_attempts
-from tasks.foundation.machine.hang import HangWatch, stacks_of_all_threads
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Hung, Phase, Training
+from baton.tasks.foundation.contracts.attempt import AttemptRecord
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.machine.hang import HangWatch, stacks_of_all_threads
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Hung, Phase, Training
 from tests.support import forked, hanging_process
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.foundation.errors import AcceleratorLost
-from tasks.foundation.machine import host_link
-from tasks.foundation.machine.host_link import MOST_FRAME_BYTES, HostLink
+from baton.tasks.foundation.errors import AcceleratorLost
+from baton.tasks.foundation.machine import host_link
+from baton.tasks.foundation.machine.host_link import MOST_FRAME_BYTES, HostLink
 from tests.support.linked_hosts import linked
 
 LONG = 60.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.machine.processes import available_bytes, enough_memory_for_snapshot
+from baton.tasks.foundation.machine.processes import available_bytes, enough_memory_for_snapshot
 
 GiB = 1 << 30
 

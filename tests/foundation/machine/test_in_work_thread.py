@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tasks.foundation.machine.threads import run_in_work_thread
+from baton.tasks.foundation.machine.threads import run_in_work_thread
 
 SETTING = contextvars.ContextVar("SETTING", default="none")
 

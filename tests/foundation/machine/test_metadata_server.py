@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import StopReason
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine import metadata_server
-from tasks.foundation.machine.metadata_server import (
+from baton.tasks.foundation.contracts.log_entry import StopReason
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine import metadata_server
+from baton.tasks.foundation.machine.metadata_server import (
     instance_attribute,
     metadata_address,
     upcoming_maintenance,
     watching_metadata,
 )
-from tasks.foundation.machine.stops import Stop, Stops
-from tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.machine.stops import Stop, Stops
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import wait_for
 

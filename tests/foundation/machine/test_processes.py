@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from tasks.foundation.machine import processes
-from tasks.foundation.machine.processes import age_seconds, is_gone, process_name
+from baton.tasks.foundation.machine import processes
+from baton.tasks.foundation.machine.processes import age_seconds, is_gone, process_name
 
 pytestmark = pytest.mark.skipif(not process_name(), reason="the kernel tells nothing here")
 
-AGE = "import time; time.sleep(1.5)\nfrom tasks.foundation.machine.processes import age_seconds\nprint(age_seconds())"
+AGE = "import time; time.sleep(1.5)\nfrom baton.tasks.foundation.machine import processes as p\nprint(p.age_seconds())"
 
 
 def test_age_counts_from_process_start() -> None:
@@ -27,7 +27,9 @@ def test_own_process_is_running() -> None:
 
 
 def test_killed_process_is_gone_before_and_after_reaping() -> None:
-    code = "from tasks.foundation.machine.processes import process_name\nprint(process_name(), flush=True)\ninput()"
+    code = (
+        "from baton.tasks.foundation.machine.processes import process_name\nprint(process_name(), flush=True)\ninput()"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     name = child.stdout.readline().strip()

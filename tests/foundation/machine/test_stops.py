@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import StopReason
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.stops import Stop, Stops
-from tasks.foundation.storage.transfers import Deadline
-from tasks.foundation.telemetry.events import Event
+from baton.tasks.foundation.contracts.log_entry import StopReason
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.stops import Stop, Stops
+from baton.tasks.foundation.storage.transfers import Deadline
+from baton.tasks.foundation.telemetry.events import Event
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import wait_for

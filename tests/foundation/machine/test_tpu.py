@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.machine import tpu
-from tasks.foundation.machine import tpu as tpu_environment
-from tasks.foundation.machine.tpu import serve, tpu_strategy
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from baton.tasks.foundation.machine import tpu
+from baton.tasks.foundation.machine import tpu as tpu_environment
+from baton.tasks.foundation.machine.tpu import serve, tpu_strategy
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import in_fresh_process
 from tests.support.stand_in_tpu import ANNOUNCED, OF_A_SLICE, StandInResolver, StandInSystem, look_like_a_tpu_vm
@@ -196,12 +196,12 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     look_like_a_tpu_vm(Path(folder) / "dev")
     system = StandInSystem()
     system.install()
-    from flows.opened_run import Goal, Run, storage_of
-    from flows.without_prefect import train
-    from tasks.foundation.contracts.run_file import load_run_file
-    from tasks.foundation.log.log import RunLog
-    from tasks.foundation.telemetry.events import Note
-    from tasks.train_segment import trainer
+    from baton.flows.opened_run import Goal, OpenedRun, storage_of
+    from baton.flows.without_prefect import train
+    from baton.tasks.foundation.contracts.run_file import load_run_file
+    from baton.tasks.foundation.log.log import RunLog
+    from baton.tasks.foundation.telemetry.events import Note
+    from baton.tasks.train_segment import trainer
     from tests.support.shipped_runs import SHORT, run_file
 
     loses = [0]
@@ -218,12 +218,12 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
         try:
             # A segment begins with an inner loop of one step; the TPU is lost after the first segment's commit.
             loses[0] = 6 if name == "lost" else 0
-            result = train(Run.open(run), Goal.of(run.spec), telemetry=recorder)
+            result = train(OpenedRun.open(run), Goal.of(run.spec), telemetry=recorder)
         except AcceleratorLost as fault:
             head = RunLog(storage_of(run).at(name)).require_head()
             found["loss"] = {"message": str(fault), "at": None if head.tip is None else head.tip.step}
             found["calls before"] = list(system.calls)
-            result = train(Run.open(run), Goal.of(run.spec), telemetry=recorder)
+            result = train(OpenedRun.open(run), Goal.of(run.spec), telemetry=recorder)
         found["digests"].append(result.state_digest)
         found[name] = [event.text for event in recorder.events if isinstance(event, Note)]
     environment = RunLog(storage_of(run).at("straight")).require_head().environment

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine import tpu
-from tasks.foundation.machine.tpu import (
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine import tpu
+from baton.tasks.foundation.machine.tpu import (
     device_files,
     looked_at,
     require_first_worker,
@@ -201,26 +201,26 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     tpu._DEVICES = Path(folder)
     tpu._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
     sys.meta_path.insert(0, _AtImport())
-    if entry == "flows.with_prefect.server":
+    if entry == "baton.flows.with_prefect.server":
         importlib.import_module(entry).set_quiet_defaults()
-        entry = "tasks.train_segment.stage"
+        entry = "baton.tasks.train_segment.stage"
     importlib.import_module(entry)
     if entry in {
-        "flows.without_prefect",
-        "flows.with_prefect.run_flows",
-        "flows.with_prefect.stage_flows",
+        "baton.flows.without_prefect",
+        "baton.flows.with_prefect.run_flows",
+        "baton.flows.with_prefect.stage_flows",
     }:  # a stage is imported only by the process that runs it
-        importlib.import_module("tasks.train_segment.stage")
+        importlib.import_module("baton.tasks.train_segment.stage")
 
 
 @pytest.mark.parametrize(
     ("entry", "distributions", "preset", "values"),
     [
-        ("flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.with_prefect.server", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.with_prefect.run_flows", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
-        ("flows.with_prefect.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
+        ("baton.flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("baton.flows.with_prefect.server", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("baton.flows.with_prefect.run_flows", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
+        ("baton.flows.with_prefect.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("baton.flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
 def test_variables_are_set_before_tensorflow_is_imported(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.tpu import TPU_TYPES, tpu_type
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine.tpu import TPU_TYPES, tpu_type
 
 
 @pytest.mark.parametrize(

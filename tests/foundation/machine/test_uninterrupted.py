@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.stops import Stop, Stops
-from tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.tasks.foundation.machine.stops import Stop, Stops
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import process, wait_for
@@ -359,9 +359,9 @@ def test_outside_the_main_thread_the_work_is_called_directly() -> None:
 
 SAVES_PAST_THE_GRACE_PERIOD = """
 import signal, sys, time
-from tasks.foundation.machine.stops import PROCESS_STOP
-from tasks.foundation.machine.threads import leaving_in_time
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.machine.stops import PROCESS_STOP
+from baton.tasks.foundation.machine.threads import leaving_in_time
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 PROCESS_DEADLINE.grace_seconds = 0.1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.machine.environment import use_xla_cache
+from baton.tasks.foundation.machine.environment import use_xla_cache
 
 FLAG = "--tf_xla_persistent_cache_directory="
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.errors import IdentityChanged, ModelError
-from tasks.foundation.model.build import asks_for_unknown_length
+from baton.tasks.foundation.errors import IdentityChanged, ModelError
+from baton.tasks.foundation.model.build import asks_for_unknown_length
 from tests.support.lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 HOLDING = """

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, SavedFile, saved_code_path
-from tasks.foundation.contracts.identity import require_same_identity
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.model.code_changes import (
+from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, SavedFile, saved_code_path
+from baton.tasks.foundation.contracts.identity import require_same_identity
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import IdentityChanged
+from baton.tasks.foundation.model.code_changes import (
     CodeReason,
     certain_changes,
     changes_since_saved,
     code_changes,
     lines_of,
 )
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.storage.local import LocalStorage
 
 MODEL = '''
 """The model."""
@@ -92,7 +93,7 @@ def test_comments_docstrings_and_layout_are_no_change(tmp_path: Path, file: str,
     assert shown(tmp_path, (file, old, new)) == ""
 
 
-def test_the_innermost_statement_is_shown_with_file_line_and_function(tmp_path: Path) -> None:
+def test_lines_that_differ_are_shown_with_file_line_and_function(tmp_path: Path) -> None:
     edits = [
         ("model.py", "return x * 2.0", "return x * 3.0"),
         ("model.py", "  # as many", "  # more"),
@@ -100,11 +101,14 @@ def test_the_innermost_statement_is_shown_with_file_line_and_function(tmp_path: 
     ]
     text = """
     layers.py:5, in last:
-      - return keras.layers.Dense(1)
-      + return keras.layers.Dense(2)
+        def last():
+      -     return keras.layers.Dense(1)
+      +     return keras.layers.Dense(2)
     model.py:19, in Block.call:
-      - return x * 2.0
-      + return x * 3.0
+        if self.units > 2:
+      -     return x * 2.0
+      +     return x * 3.0
+        return x
     """
     assert shown(tmp_path, *edits) == textwrap.dedent(text).strip()
 
@@ -160,12 +164,14 @@ def test_a_refusal_shows_the_function_whose_digest_differs(tmp_path: Path) -> No
     saved, spec = edited(tmp_path, ("model.py", "* 2.0", "* 3.0"), ("layers.py", "(1)", "(units=1)"))
     with pytest.raises(IdentityChanged) as refused:
         require(tmp_path, saved, spec, {"model.code": {"model.Block": "b" * 16}})
-    assert str(refused.value).split("\n")[:6] == [
+    assert str(refused.value).split("\n")[:8] == [
         "/runs/r was started with other settings, data or code",
         "  model.code.model.Block: changed",
         "  model.py:19, in Block.call:",
-        "    - return x * 2.0",
-        "    + return x * 3.0",
+        "      if self.units > 2:",
+        "    -     return x * 2.0",
+        "    +     return x * 3.0",
+        "      return x",
         "hint: restore the lines with - in place of those with +",
     ]
     with pytest.raises(IdentityChanged, match=r"layers\.py:5, in last:\n(.*\n)*  model\.py:19"):
@@ -196,6 +202,45 @@ def test_what_may_build_the_same_model_is_no_change_for_certain(
     changes = code_changes(saved, spec, tmp_path)
     assert changes
     assert certain_changes(changes, IDENTITY, spec, tmp_path) == {}
+
+
+@pytest.mark.parametrize("damage", ["another number", "torn", "missing", "too large"])
+def test_damaged_saved_code_is_said_and_compared_with_nothing(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved, spec = edited(tmp_path)
+    home, data = LocalStorage(tmp_path / "home"), saved.to_json()
+    path = saved_code_path(data)
+    harmed = {"another number": data.replace(b"* 2.0", b"* 4.0"), "torn": data[:-9], "too large": b" " * (64 << 20)}
+    home.write(path, data)
+    assert changes_since_saved(home, {SAVED_CODE: path}, spec, tmp_path) == ()
+    assert caplog.messages == []
+    home.delete(path) if damage == "missing" else (tmp_path / "home" / path).write_bytes(harmed[damage])
+    for _ in range(2):
+        assert changes_since_saved(home, {SAVED_CODE: path}, spec, tmp_path) == ()
+    [warning] = caplog.messages
+    assert warning.startswith(
+        f"{path}, the saved code, cannot be read, which no training needs; restore it from a backup"
+    )
+    assert f"--run-file FILE: {home.uri}/{path}" in warning
+
+
+def test_damaged_saved_code_is_written_again_where_it_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, spec = edited(tmp_path)
+    home = LocalStorage(tmp_path / "home")
+    path = save_code(home, spec, tmp_path)[SAVED_CODE]
+    whole = home.read(path)
+    for damaged in (whole[:100], whole.replace(b"2.0", b"4.0"), b" " * (64 << 20)):
+        (tmp_path / "home" / path).write_bytes(damaged)
+        caplog.clear()
+        assert save_code(home, spec, tmp_path) == {SAVED_CODE: path}
+        assert home.read(path) == whole
+        assert caplog.messages == [f"{home.uri}/{path} was damaged, and is written once more"]
+    caplog.clear()
+    save_code(home, spec, tmp_path)
+    assert caplog.messages == []
 
 
 def test_a_home_whose_code_cannot_be_compared_changes_nothing(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.errors import ModelError, StepFailed
-from tasks.foundation.model.hidden_state import captured_contents, require_no_hidden_state
+from baton.tasks.foundation.errors import ModelError, StepFailed
+from baton.tasks.foundation.model.hidden_state import captured_contents, require_no_hidden_state
 from tests.support.lab import Lab, lab_of, spec_of
 
 X = tf.TensorSpec([2], tf.float32)

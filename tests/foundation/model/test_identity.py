@@ -1,13 +1,15 @@
 """Which changes of a model's code change a run's identity."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.identity import differences
-from tasks.foundation.model.model_identity import model_identity
+from baton.tasks.foundation.contracts.identity import differences
+from baton.tasks.foundation.model.model_identity import model_identity
 from tests.support.lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 MODEL = '''
@@ -95,7 +97,7 @@ def captured():
 
 Sizes = collections.namedtuple("Sizes", "width depth")
 Made = type("Made", (keras.layers.Layer,), {"call": lambda self, x: x * 4.0})
-TAGS = (frozenset({"red", "green", "blue", "white"}), object(), own_loss)
+TAGS = (frozenset({"red", "green", "blue", "white", "cyan", "pink", "gray"}), object(), own_loss)
 
 
 class Sized(keras.layers.Layer):
@@ -130,6 +132,16 @@ def identity(lab: Lab, build: str = "build") -> dict[str, Any]:
     return model_identity(built(lab, spec).model, spec.model, lab.code)
 
 
+Unchanged = tuple[Lab, Callable[[str], dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Unchanged:
+    """The code, and the identity of each of its models."""
+    lab = lab_of(tmp_path_factory.mktemp("unchanged"), MODEL)
+    return lab, cache(lambda build: identity(lab, build))
+
+
 HARMLESS = [
     ("# A comment.", "# Another comment,\n        # and one more."),
     ('"""Scales."""', '"""Multiplies."""'),
@@ -140,11 +152,17 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("build", ["build", "subclass"])
-def test_comments_docstrings_and_folder_do_not_change_identity(tmp_path: Path, build: str) -> None:
-    lab = lab_of(tmp_path, MODEL)
+def test_comments_docstrings_and_folder_do_not_change_identity(
+    unchanged: Unchanged, tmp_path: Path, build: str
+) -> None:
+    lab, of = unchanged
     edits = [edit for edit in HARMLESS if build == "build" or "def build" not in edit[0]]
-    moved = lab.copy_of_code("elsewhere", *(("model.py", old, new) for old, new in edits))
-    assert identity(moved, build) == identity(lab, build)
+    moved = edited(lab, tmp_path, *(("model.py", old, new) for old, new in edits))
+    assert identity(moved, build) == of(build)
+
+
+def edited(lab: Lab, folder: Path, *edits: tuple[str, str, str]) -> Lab:
+    return lab.copy_of_code(str(folder / "changed"), *edits)
 
 
 @pytest.mark.parametrize(
@@ -174,33 +192,38 @@ def test_comments_docstrings_and_folder_do_not_change_identity(tmp_path: Path, b
         ("adversaries", "RMSprop(0.02)", "RMSprop(0.05)", "compile.optimizer.config.learning_rate"),
     ],
 )
-def test_changed_computation_changes_identity(tmp_path: Path, build: str, old: str, new: str, key: str) -> None:
-    lab = lab_of(tmp_path, MODEL)
-    changed = lab.copy_of_code("changed", ("model.py", old, new))
-    found = [difference.key for difference in differences(identity(lab, build), identity(changed, build))]
+def test_changed_computation_changes_identity(
+    unchanged: Unchanged, tmp_path: Path, *, build: str, old: str, new: str, key: str
+) -> None:
+    lab, of = unchanged
+    changed = edited(lab, tmp_path, ("model.py", old, new))
+    found = [difference.key for difference in differences(of(build), identity(changed, build))]
     assert any(name.startswith(key) for name in found), found
 
 
-def test_sibling_module_changes_identity(tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, MODEL)
-    changed = lab.copy_of_code("changed", ("layers.py", "ops.mean(ops.softplus(-self.judge(made)))", "ops.mean(made)"))
-    found = [str(each) for each in differences(identity(lab, "adversaries"), identity(changed, "adversaries"))]
+def test_sibling_module_changes_identity(unchanged: Unchanged, tmp_path: Path) -> None:
+    lab, of = unchanged
+    edit = ("layers.py", "ops.mean(ops.softplus(-self.judge(made)))", "ops.mean(made)")
+    changed = edited(lab, tmp_path, edit)
+    found = [str(each) for each in differences(of("adversaries"), identity(changed, "adversaries"))]
     assert [text.partition(":")[0] for text in found] == ["model.code.layers.Adversaries"]
 
 
-def code_of(folder: str, model: str) -> Any:
-    (Path(folder)).mkdir()
-    return identity(lab_of(Path(folder), model), "sourceless")["model.code"]
+def code_of(folder: str) -> list[Any]:
+    return [hash("red"), identity(lab_of(Path(folder), MODEL), "sourceless")["model.code"]]
 
 
 @pytest.mark.slow
-def test_constants_have_the_same_digest_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for seed in ("1", "2", "3"):
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-        found.append(in_fresh_process(code_of, folder=str(tmp_path / seed), model=MODEL))
-    assert found[0] == found[1] == found[2]
-    assert "model.Sized" in found[0]
+def test_constants_have_the_same_digest_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other").mkdir()
+    (one, mine), (other, theirs) = (
+        code_of(str(tmp_path / "own")),
+        in_fresh_process(code_of, folder=str(tmp_path / "other")),
+    )
+    assert one != other, "sets have another order there"
+    assert mine == theirs
+    assert "model.Sized" in mine
 
 
 SHAPES = """

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.model.metrics import learning_rate_of
+from baton.tasks.foundation.model.metrics import learning_rate_of
 
 
 class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):

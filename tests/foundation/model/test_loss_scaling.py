@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.log.history import history_of
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tasks.foundation.telemetry.events import Note
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.telemetry.events import Note
 from tests.support.lab import in_fresh_process, lab_of, spec_of
 
 MODELS = '''
@@ -98,11 +98,11 @@ def own(): return made(Own)
 BUILDS = ("fit", "tracked", "calls", "own")
 
 
-def logged(folder: str, replicas: int, builds: list[str], accumulate: int = 1) -> dict[str, Any]:
+def logged(folder: str, replicas: int, builds: list[str]) -> dict[str, Any]:
     """Rows and the last evaluation of each build; 13 validation examples, so replicas get different numbers."""
     lab, found = lab_of(Path(folder), MODELS), {}
     for build in builds:
-        spec = spec_of(build, replicas=replicas, train__steps=9, train__accumulate=accumulate)
+        spec = spec_of(build, replicas=replicas, train__steps=9)
         start = lab.begin(spec).tip
         assert start is not None
         tip = lab.train_and_commit(spec, 9).tip
@@ -128,15 +128,3 @@ def test_logged_values_do_not_depend_on_replicas(tmp_path: Path) -> None:
         for replicas in (2, 4):
             for one, other in zip(found[1][build], found[replicas][build], strict=True):
                 assert other == pytest.approx(one, rel=1e-3), (build, replicas)  # exp of a mean is no mean
-
-
-def test_added_metrics_are_logged_with_micro_batches(tmp_path: Path) -> None:
-    """`compute_metrics` is called with each micro-batch; what it returns is a mean over the examples all the same."""
-    found = []
-    for accumulate in (1, 2):
-        (tmp_path / str(accumulate)).mkdir()
-        found.append(logged(str(tmp_path / str(accumulate)), 1, ["own"], accumulate)["own"])
-    names = {"loss", "accuracy", "bits", "wrong", *(f"batch/{index}" for index in range(6))}
-    assert [row.keys() for row in found[0]] == [names] * 3
-    for one, other in zip(*found, strict=True):
-        assert other == pytest.approx(one, rel=1e-5)

@@ -1,6 +1,6 @@
 """Every result of a metric is logged as numbers, as `fit` has them, and what decides needs one number."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -9,9 +9,13 @@ import pytest
 import tensorflow as tf
 from keras import metrics
 
-from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.errors import ModelError
-from tasks.foundation.model.metrics import Results, RowMetrics, read_results, require_metric, take_metrics
+from baton.tasks.foundation.contracts.run_spec import KeepBest
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.model import keras_steps
+from baton.tasks.foundation.model.metrics import Results, RowMetrics, read_results, require_metric, take_metrics
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from tests.support.lab import lab_of, spec_of
 
 
 class Returns(metrics.Metric):
@@ -41,31 +45,29 @@ def fitted(*extra: Any, outputs: int = 3, **settings: Any) -> tuple[keras.Model,
     return model, seen
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
-        (metrics.F1Score, {"f1_score": (3,)}),
-        (lambda: metrics.FBetaScore(beta=2.0, name="f2"), {"f2": (3,)}),
-        (lambda: metrics.Precision(thresholds=[0.3, 0.5]), {"precision": (2,)}),
-        (lambda: metrics.TruePositives(thresholds=[0.1, 0.4, 0.7]), {"true_positives": (3,)}),
-        (lambda: metrics.BinaryIoU(target_class_ids=[0, 1]), {}),
-        (lambda: metrics.PrecisionAtRecall(0.5), {}),
-        (lambda: metrics.Precision(top_k=2), {}),
-        (lambda: metrics.R2Score(class_aggregation=None), {"r2_score": (3,)}),
-        (lambda: Returns({"a": 1.0, "b": {"c": [2.0, 3.0]}}), {"own/b/c": (2,)}),
-        (lambda: Returns(np.arange(4.0).reshape(2, 2)), {"own": (2, 2)}),
-        (lambda: Returns(np.array([[7]])), {}),
-        (lambda: Returns(True), {}),
-    ],
-)
-def test_results_are_those_of_fit(make: Callable[[], Any], names: dict[str, Any]) -> None:
-    model, logged = fitted(make())
+def test_results_are_those_of_fit() -> None:
+    made = [
+        metrics.F1Score(name="f1"),
+        metrics.FBetaScore(beta=2.0, name="f2"),
+        metrics.Precision(thresholds=[0.3, 0.5], name="precision"),
+        metrics.TruePositives(thresholds=[0.1, 0.4, 0.7], name="true"),
+        metrics.BinaryIoU(target_class_ids=[0, 1], name="iou"),
+        metrics.PrecisionAtRecall(0.5, name="at_recall"),
+        metrics.Precision(top_k=2, name="top"),
+        metrics.R2Score(class_aggregation=None, name="r2"),
+        Returns({"a": 1.0, "b": {"c": [2.0, 3.0]}}, "own"),
+        Returns(np.arange(4.0).reshape(2, 2), "matrix"),
+        Returns(np.array([[7]]), "one"),
+        Returns(True, "true_or_false"),
+    ]
+    model, logged = fitted(*made)
     found = read_results(model, tf.distribute.get_strategy())
-    assert found.shapes == names
+    shapes = {"f1": (3,), "f2": (3,), "precision": (2,), "true": (3,), "r2": (3,), "own/b/c": (2,), "matrix": (2, 2)}
+    assert found.shapes == shapes
     assert not found.left_out
     numbers = [float(number) for value in keras.tree.flatten(logged) for number in np.ravel(value)]
     assert sorted(found.numbers.values()) == sorted(numbers)
-    for name, shape in names.items():
+    for name, shape in shapes.items():
         assert {key for key in found.numbers if key.startswith(f"{name}/")} == {
             "/".join([name, *map(str, index)]) for index in np.ndindex(shape)
         }
@@ -122,3 +124,95 @@ def test_what_decides_needs_one_number() -> None:
             require_metric(KeepBest(metric=name, mode="max"), found)
         assert words in str(refused.value)
     assert found.words()[0] == "metric f1 has shape (2), and is logged as f1/0 to f1/1"
+
+
+ATTRIBUTES = """
+class Counted(keras.metrics.Mean):
+    epochs = 0
+
+    def reset_state(self):
+        self.epochs += 1
+        super().reset_state()
+
+    def result(self):
+        return super().result() + self.epochs
+
+
+class Read(keras.metrics.Mean):
+    \"\"\"Counts how often it is read, and traced.\"\"\"
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.reads = []
+
+    def result(self):
+        self.reads.append(1)
+        return super().result() + len(self.reads)
+
+
+class Smoothed(keras.metrics.Mean):
+    previous = None
+
+    def reset_state(self):
+        self.previous = super().result() if self.previous is None else (self.previous + super().result()) / 2
+        super().reset_state()
+
+    def result(self):
+        return super().result() + (0.0 if self.previous is None else self.previous)
+
+
+class OfPython(keras.metrics.Metric):
+    \"\"\"Adds up in Python, within one row.\"\"\"
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.seen = []
+
+    def update_state(self, y, p, sample_weight=None):
+        tf.py_function(lambda value: self.seen.append(float(value)), [tf.reduce_mean(p)], [])
+
+    def reset_state(self):
+        self.seen = []
+
+    def result(self):
+        return sum(self.seen)
+
+
+def kept():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    means = [kind(name) for kind, name in ((Counted, "counted"), (Read, "read"), (Smoothed, "smoothed"))]
+    for one in means:
+        one.update_state = lambda y, p, sample_weight=None, one=one: keras.metrics.Mean.update_state(one, ops.abs(p))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss, metrics=[*means, OfPython("python")])
+    return model
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_attributes_of_metrics_do_not_depend_on_cuts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, accumulate: int
+) -> None:
+    keras_steps._named.clear()
+    rows, lab = [], lab_of(tmp_path, ATTRIBUTES)
+    for name, borders in (("straight", [12]), ("cut", [5, 12])):
+        spec = spec_of("kept", run=name, train__steps=12, train__log_every_steps=3, train__accumulate=accumulate)
+        head = lab.relay(spec, *borders, cold=True)
+        assert head.tip is not None
+        rows.append([row.metrics for row in history_of(lab.log(spec).entries()).rows])
+        rows[-1].append(lab.evaluate(spec, head.tip))
+        assert lab.evaluate(spec, head.tip) == rows[-1][-1]
+        PROCESS_STATE.forget()
+    # What is added up within a row stays until it is read; that it is lost in a cut is said of the step's operations.
+    added_up = [[row.pop("python") for row in each] for each in rows]
+    assert len(set(added_up[0])) == len(added_up[0]) == 5
+    assert added_up[0][0] == added_up[1][0]
+    assert rows[0] == rows[1]
+    said = [record.getMessage() for record in caplog.records if "no checkpoint holds" in record.getMessage()]
+    assert "metric counted (Counted): its code changes self.epochs in Python, which" in said[0]
+    assert sorted(text.partition(", which")[0].rpartition(": ")[2] for text in said) == [
+        "its code changes self.epochs in Python",
+        "its code changes self.previous in Python",
+        "its code changes self.reads in Python",
+    ]

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.model.model_identity import summarize
+from baton.tasks.foundation.model.model_identity import summarize
 
 
 def compiled(model: Any) -> Any:

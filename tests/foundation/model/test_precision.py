@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.errors import ModelError
-from tasks.foundation.state.warm_state import PROCESS_STATE
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = """
@@ -77,6 +77,7 @@ def test_layers_with_another_dtype_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_run_resumes_bit_exact(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     digests = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.model.model_identity import PythonAttributes, python_attributes
+from baton.tasks.foundation.model.model_identity import PythonAttributes, python_attributes
 
 
 class Model(keras.Model):

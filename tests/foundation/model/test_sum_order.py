@@ -1,8 +1,6 @@
 """Sums of three or more floats have the same bits, whichever thread finishes first."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.model.sums import fix_sum_order, unordered_sums
-from tasks.foundation.state.warm_state import PROCESS_STATE
-from tests.support.checkout import CHECKOUT
-from tests.support.lab import Lab, lab_of, restored, spec_of
+from baton.tasks.foundation.contracts.log_entry import SegmentResult
+from baton.tasks.foundation.model.sums import fix_sum_order, unordered_sums
+from baton.tasks.foundation.state.warm_state import PROCESS_STATE
+from tests.support.lab import Lab, in_fresh_process, lab_of, restored, spec_of
 
 # Each sum has two terms that something else reads, and a last one that nothing else reads. If the readers are slow,
 # AddN can reuse the memory of the last one only; if the last one is slow, it can reuse that of the first.
@@ -183,29 +180,26 @@ def test_older_functions_of_a_graph_are_read_too() -> None:
         tf.debugging.assert_near(found, expected)
 
 
-# Larger than TensorFlow's estimate of a CPU's memory; nothing writes into it.
-LARGE = """
-import tensorflow as tf
-from tasks.foundation.model.sums import fix_sum_order
+def dump_optimized(folder: str) -> None:
+    """Run functions, called and inlined, and write their graphs as TensorFlow has optimized them into a folder."""
+    os.environ |= {"TF_DUMP_GRAPH_PREFIX": folder, "TF_DUMP_GRAPH_NAME_FILTER": "*", "TF_DUMP_GRAPH_GROUPS": "main"}
 
-def work(values):
-    large = tf.raw_ops.Empty(shape=[80_000_000], dtype=tf.float32)
-    total = tf.add_n([tf.exp(values), tf.sin(values), tf.cos(values)])
-    with tf.control_dependencies([total]):
-        return total, large[0]
+    def work(values: Any) -> Any:
+        # Larger than TensorFlow's estimate of a CPU's memory; nothing writes into it.
+        large = tf.raw_ops.Empty(shape=[80_000_000], dtype=tf.float32)
+        total = tf.add_n([tf.exp(values), tf.sin(values), tf.cos(values)])
+        with tf.control_dependencies([total]):
+            return total, large[0]
 
-inlined, called = tf.function(work), tf.function(work, experimental_attributes={"_noinline": True})
-function = tf.function(lambda values: (inlined(values), called(values))).get_concrete_function(tf.TensorSpec([8]))
-fix_sum_order(function, tf.distribute.get_strategy())
-function(tf.zeros([8]))
-"""
+    inlined, called = tf.function(work), tf.function(work, experimental_attributes={"_noinline": True})
+    function = tf.function(lambda values: (inlined(values), called(values))).get_concrete_function(tf.TensorSpec([8]))
+    fix_sum_order(function, tf.distribute.get_strategy())
+    function(tf.zeros([8]))
 
 
 def test_sums_of_functions_larger_than_the_memory_stay_whole(tmp_path: Path) -> None:
     """Otherwise each term is added to a variable, in the order in which threads finish."""
-    dumped = {"TF_DUMP_GRAPH_PREFIX": str(tmp_path), "TF_DUMP_GRAPH_NAME_FILTER": "*", "TF_DUMP_GRAPH_GROUPS": "main"}
-    environ = {**os.environ, **dumped, "PYTHONPATH": str(CHECKOUT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run([sys.executable, "-c", LARGE], env=environ, check=True)
+    in_fresh_process(dump_optimized, folder=str(tmp_path))
     optimized = [file.read_text(encoding="utf-8") for file in tmp_path.glob("*after_graph_optimization*")]
     assert all('op: "AddN"' in text for text in optimized)
     assert [text for text in optimized if "TemporaryVariable" in text] == []

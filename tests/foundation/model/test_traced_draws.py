@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, random_ops
 
-from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import ModelError
-from tasks.foundation.machine.devices import acquire
-from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws, stateful_operations
+from baton.tasks.foundation.contracts.placement import AcceleratorSpec
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.machine.devices import acquire
+from baton.tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws, stateful_operations
 
 COUNT = 4000
 

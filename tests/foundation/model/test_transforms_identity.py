@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.model.model_identity import transforms_identity
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.model.model_identity import transforms_identity
 
 CODE = """import functools
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.model.variables import describe_placement
+from baton.tasks.foundation.model.variables import describe_placement
 
 
 def on(*devices: str) -> Any:

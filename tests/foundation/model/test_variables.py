@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.model.variables import Leaf, untracked_variables
+from baton.tasks.foundation.model.variables import Leaf, untracked_variables, values_in_file
 
 
 def of_graph(*variables: Any) -> Any:
@@ -21,3 +21,17 @@ def test_variable_is_tracked_if_all_its_copies_are() -> None:
     assert untracked_variables(of_graph(first, second, mirrored, packed), [leaf]) == ()
     assert untracked_variables(of_graph(half, packed), [leaf]) == ("half",)
     assert untracked_variables(of_graph(other), [leaf]) == (other.name,)
+
+
+def test_what_a_file_lacks_is_found_by_loading_it() -> None:
+    has, lacks, more = (tf.Variable(value) for value in ([0.0, 1.0], [0.0, 2.0], [3.0, 0.0]))
+    leaves = {name: Leaf(path=name, variable=each, per_replica=False) for name, each in (("a", has), ("b", lacks))}
+    everything = [*leaves.values(), Leaf(path="c", variable=more, per_replica=False)]
+
+    def load() -> None:
+        has.assign([0.0, 1.0])
+        more.assign([5.0, 5.0])
+
+    found = values_in_file(leaves, everything, load)
+    assert {name: value.tolist() for name, value in found.items()} == {"a": [0, 1]}
+    assert [each.numpy().tolist() for each in (has, lacks, more)] == [[0, 1], [0, 2], [3, 0]]

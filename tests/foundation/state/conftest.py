@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.train_states import lab, spec, staging_home, state
 
 __all__ = ["lab", "spec", "staging_home", "state"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord
-from tasks.foundation.state.train_state import StateTree, carried_between
+from baton.tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord
+from baton.tasks.foundation.state.train_state import StateTree, carried_between
 
 # The slots of the last two have one name.
 WEIGHTS = ("a/kernel", "a/bias", "b/c_kernel", "b_c/kernel")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.state.host_shares import difference_message, owners_of, turns_of
+from baton.tasks.foundation.state.host_shares import difference_message, owners_of, turns_of
 
 SIZES = st.dictionaries(st.text(st.characters(codec="ascii"), min_size=1, max_size=6), st.integers(0, 1 << 40))
 

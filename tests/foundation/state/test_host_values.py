@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.state.host_state import HostValues
+from baton.tasks.foundation.state.host_memory import HostValues
 from tests.support.lab import Lab, built, in_fresh_process, spec_of
 
 

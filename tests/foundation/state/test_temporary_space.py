@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import RunLogError, StorageError
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import RunLogError, StorageError
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
 
 

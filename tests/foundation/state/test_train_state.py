@@ -1,12 +1,14 @@
 """The digest of a train state depends on every value, name, dtype and shape."""
 
+import dataclasses
 import hashlib
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.foundation.state.digest import digest_of
+from baton.tasks.foundation.state.digest import digest_of
 from tests.support.train_states import changed, nearest_other
 
 
@@ -18,6 +20,28 @@ def test_any_single_value_changes_the_digest(state: Any) -> None:
             seen.add(state.digest().root)
     assert len(seen) == 1 + len(state.leaves)
     assert state.digest().root == before
+
+
+def test_one_thread_at_a_time_reads_from_servers(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = state.accelerator.environment.model_copy(update={"servers": 2})
+    monkeypatch.setattr(state, "accelerator", dataclasses.replace(state.accelerator, environment=environment))
+    expected, reading, most = state.digest().root, list[str](), [0]
+
+    class Read:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def numpy(self) -> Any:
+            reading.append("")
+            most.append(len(reading))
+            time.sleep(0.001)
+            reading.pop()
+            return self.value
+
+    state._arrange(state.returned)
+    monkeypatch.setattr(state, "saved", {key: Read(state._value(key)) for key in state.saved})
+    assert state.digest().root == expected
+    assert max(most) == 1
 
 
 def test_the_digest_depends_on_names_dtypes_and_shapes() -> None:

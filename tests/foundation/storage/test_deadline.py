@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.foundation.storage import transfers
-from tasks.foundation.storage.transfers import Deadline
+from baton.tasks.foundation.storage import transfers
+from baton.tasks.foundation.storage.transfers import Deadline
 
 
 def test_deadline_wakes_sleepers_and_earliest_wins() -> None:

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
-from tasks.foundation.storage import local as module
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import sweep
-from tests.support.checkout import CHECKOUT
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
+from baton.tasks.foundation.storage import local as module
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import sweep
+from tests.support import forked
 
 WRITER = """
 import sys
 from pathlib import Path
-from tasks.foundation.errors import FileAlreadyThere
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.errors import FileAlreadyThere
+from baton.tasks.foundation.storage.local import LocalStorage
 
 storage, writer = LocalStorage(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
@@ -42,7 +42,7 @@ for number in sys.stdin:
 ENDLESS = """
 import itertools, sys
 from pathlib import Path
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local import LocalStorage
 
 storage = LocalStorage(Path(sys.argv[1]))
 taken = len(list(storage.files("log")))
@@ -58,9 +58,8 @@ for number in itertools.count(taken):
 
 
 def python(code: str, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", code, *arguments],
-        cwd=CHECKOUT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -299,7 +298,7 @@ def unprivileged() -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS])
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_create_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -313,9 +312,19 @@ def test_create_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+PROBLEMS = {
+    errno.ENOSPC: "no space left on the disk; free some and run again",
+    errno.EDQUOT: "the disk quota is exceeded, .*; delete files that count, or have it raised, and run again",
+    errno.EROFS: "the disk is mounted read-only; make it writable and run again",
+    errno.EMLINK: r"too many links: .*; keep fewer checkpoints .*, or take another storage folder \(--set storage=",
+    errno.EXDEV: "invalid cross-device link: .*; put it on one, or take another storage folder",
+    errno.ENAMETOOLONG: "the path is too long for this file system; .* a shorter name, or take another storage folder",
+}
+
+
+@pytest.mark.parametrize("code", PROBLEMS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("verb", ["create", "write", "write_buffers", "upload"])
-def test_full_disk_is_an_error_and_leaves_nothing(
+def test_a_disk_that_refuses_is_an_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, verb: str
 ) -> None:
     def full(_: int) -> None:
@@ -332,7 +341,7 @@ def test_full_disk_is_an_error_and_leaves_nothing(
         "upload": lambda: storage.upload(source, "kept"),
     }
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="no space left on the disk; free some") as refused:
+    with pytest.raises(StorageError, match=PROBLEMS[code]) as refused:
         work[verb]()
     assert type(refused.value) is StorageError
     assert storage.read("kept") == b"old"
@@ -398,6 +407,29 @@ def test_file_in_place_of_a_folder_is_named(tmp_path: Path, verb: str, path: str
     assert (tmp_path / "log").read_text() == "a file"
 
 
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK])
+def test_a_commit_that_cannot_be_linked_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StorageError, match=f"log/0: {PROBLEMS[code]}"):
+        LocalStorage(tmp_path).create("log/0", b"x")
+    assert list(LocalStorage(tmp_path).files("")) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    """By a real file system: a root whose files have more than the 4095 bytes of a path."""
+    left = 4078 - len(str(tmp_path))
+    storage = LocalStorage(tmp_path.joinpath(*["d" * 200] * (left // 201), "d" * (left % 201 or 1)))
+    for work in (lambda: storage.create("log/00000000.json", b"x"), lambda: storage.exists("log/00000000.json")):
+        with pytest.raises(StorageError, match=PROBLEMS[errno.ENAMETOOLONG]):
+            work()
+    with pytest.raises(StorageError, match=PROBLEMS[errno.ENAMETOOLONG]):
+        LocalStorage(tmp_path / ("d" * 300)).probe()
+
+
 def test_other_disk_errors_are_storage_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -432,6 +464,9 @@ def test_probe_leaves_a_writable_folder_unchanged(tmp_path: Path) -> None:
     ("code", "message"),
     [
         (1, r"this file system has no hard links .*use a local disk, NFS or gs://"),
+        (errno.EXDEV, r"cross-device link: .*; put it on one, or take another storage folder"),
+        (errno.EMLINK, r"too many links: .*; keep fewer checkpoints"),
+        (errno.ENAMETOOLONG, r"the path is too long .* a shorter name"),
         (13, r"no permission to create files"),
         (30, r"mounted read-only; make it writable .*--set storage=FOLDER"),
     ],
@@ -463,8 +498,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.support.run_without_root_rights import give_up_root_rights
-from tasks.foundation.errors import StoreRefused
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.errors import StoreRefused
+from baton.tasks.foundation.storage.local import LocalStorage
 give_up_root_rights()
 home = Path(sys.argv[1], "run")
 for path in sys.argv[2:]:
@@ -490,7 +525,7 @@ def test_each_folder_that_a_run_writes_to_must_be_writable(tmp_path: Path) -> No
     before = sorted(home.rglob("*"))
     paths = [*written, "checkpoints/00000010-a", "link"]
     command = [sys.executable, "-c", PROGRAM, str(home.parent), *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    done = forked.run(command, capture_output=True, text=True, check=True)
     expected = [*(f"{path} True True" for path in written), "checkpoints/00000010-a passes", "link passes"]
     assert done.stdout.splitlines() == expected
     assert sorted(home.rglob("*")) == before

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.storage import local_files
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import (
+from baton.tasks.foundation.errors import BatonError, StorageError
+from baton.tasks.foundation.storage import local_files
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import (
     ALIGNMENT,
     compare_with_buffers,
     sweep,
@@ -28,8 +28,8 @@ from tasks.foundation.storage.local_files import (
     temporary_folder,
     write_buffers_durably,
 )
-from tasks.foundation.storage.transfers import checksum_bytes
-from tests.support.checkout import CHECKOUT
+from baton.tasks.foundation.storage.transfers import checksum_bytes
+from tests.support import forked
 
 SIZES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT, 3 * ALIGNMENT + 5]
 
@@ -139,7 +139,7 @@ def test_a_disk_that_holds_other_bytes_is_detected(
         data[0 if damage == "flip first" else -1] ^= damage.startswith("flip")
         file.write_bytes({"cut": data[:-1], "longer": data + b"x", "empty": b""}.get(damage, data))
 
-    monkeypatch.setattr("tasks.foundation.storage.local.write_buffers_durably", damaging)
+    monkeypatch.setattr("baton.tasks.foundation.storage.local.write_buffers_durably", damaging)
     storage = LocalStorage(tmp_path)
     with pytest.raises(StorageError, match=r"the disk returned other bytes than were written.* run again"):
         storage.write_buffers("x/ckpt.data", [aligned(os.urandom(size))])
@@ -162,7 +162,7 @@ def test_errors_of_the_disk_are_raised(file: Path, monkeypatch: pytest.MonkeyPat
 HOLDER = """
 import sys, tempfile
 from pathlib import Path
-from tasks.foundation.storage.local_files import temporary_file, temporary_folder
+from baton.tasks.foundation.storage.local_files import temporary_file, temporary_folder
 
 tempfile.tempdir = sys.argv[1]
 with temporary_file(Path(sys.argv[1]), ".unfinished-") as file, temporary_folder("baton-staging-") as folder:
@@ -181,7 +181,7 @@ def _as_in_a_new_process() -> None:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "holding\n"
         yield process

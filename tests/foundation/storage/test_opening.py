@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.opening import open_home, open_storage
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.opening import open_home, open_storage
 
 
 @pytest.mark.parametrize("address", ["a\0b", "x" * 5000, "taken/sub"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import WeightsSource
-from tasks.foundation.errors import PathRefused
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.storage.opening import open_storage
-from tasks.init_or_restore.weights.location import locate_weights
+from baton.tasks.foundation.contracts.run_spec import WeightsSource
+from baton.tasks.foundation.errors import PathRefused
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.init_or_restore.weights.location import locate_weights
 
 PATHS = {
     "up": "../victim",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.storage.transfers import checksum_bytes, checksum_file
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.foundation.storage.transfers import checksum_bytes, checksum_file
 
 # The check value in the definition of crc32c.
 VECTOR = b"123456789"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.errors import FileTooShort, StorageError
-from tasks.foundation.storage.transfers import (
+from baton.tasks.foundation.errors import FileTooShort, StorageError
+from baton.tasks.foundation.storage.transfers import (
     DOWNLOADED,
     Parts,
     beside,
@@ -132,7 +132,7 @@ def test_interrupted_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> No
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.foundation.storage.transfers.wait", interrupted)
+    monkeypatch.setattr("baton.tasks.foundation.storage.transfers.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parallel_map(work, range(3), workers=3)
     assert not ended.is_set()

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import pytest
 from rich.table import Table
 
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Sink, Training
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Sink, Training
 
 PATH = "checkpoints/00000500-00000003-0123456789abcdef0123456789abcdef"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -66,6 +66,17 @@ def test_pipe_gets_plain_lines() -> None:
         "step 600  evaluated  accuracy 0.5  (1 test example)",
         "warning: [red]disk[/red] is nearly full",
     ]
+
+
+def test_pipe_gets_the_time_left() -> None:
+    """With what came between the steps, such as evaluations, and not before two steps can be compared."""
+    now, stream = [100.0], io.StringIO()
+    with Console(stream, clock=lambda: now[0]) as console:
+        for seconds, step in ((0.0, 1000), (60.0, 1500), (120.0, 3000)):
+            now[0] = 100.0 + seconds
+            console.emit(training(step, loss=1 / step))
+    lines = [line.partition("examples/s")[2] for line in stream.getvalue().splitlines()]
+    assert lines == ["", "  about 3 min 00 s left", ""]
 
 
 def test_start_is_named_phase_by_phase() -> None:
@@ -214,9 +225,9 @@ def test_time_left_is_hidden_without_a_known_end(validates: bool) -> None:
 
 RESIZED = """
 import sys
-from tasks.foundation.telemetry import console as module
-from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Note, Training
+from baton.tasks.foundation.telemetry import console as module
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Note, Training
 
 module._REFRESHES_PER_SECOND = 0.001  # so that the bar is not drawn while the terminal is resized
 

@@ -5,10 +5,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.identity import CALLBACK_RECORD, CallbackRecord, CsvFile, recorded_callbacks
-from tasks.foundation.contracts.log_entry import MetricRow, Origin, Rewind
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.telemetry.trackers import write_csv_files
+from baton.tasks.foundation.contracts.identity import CALLBACK_RECORD, CallbackRecord, CsvFile, recorded_callbacks
+from baton.tasks.foundation.contracts.log_entry import MetricRow, Origin, Rewind
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.telemetry.trackers import write_csv_files
 from tests.support.fake_run import FakeRun
 
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from tasks.foundation.telemetry.events import Event, Note, warnings_as_notes
+from baton.tasks.foundation.telemetry.events import Event, Note, warnings_as_notes
 
-LOGGER = logging.getLogger("tasks.foundation.somewhere")
+LOGGER = logging.getLogger("baton.tasks.foundation.somewhere")
 
 
 class PrefectReported:

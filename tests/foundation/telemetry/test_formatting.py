@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tasks.foundation.telemetry.formatting import (
+from baton.tasks.foundation.telemetry.formatting import (
     ago_words,
     columns_of,
     duration_words,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.foundation.contracts.attempt import CAUSES, UNATTRIBUTED, AttemptRecord
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
-from tasks.foundation.telemetry.ledger import Ledger, Stopwatch
+from baton.tasks.foundation.contracts.attempt import CAUSES, UNATTRIBUTED, AttemptRecord
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
+from baton.tasks.foundation.telemetry.ledger import Ledger, Stopwatch
 from tests.support.clock import NOON, FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.ledger_records import head_at, ledger_of, written

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
-from tasks.foundation.errors import NoProgress
-from tasks.foundation.log.accounting import GOOD, LOST, Account, account_of
-from tasks.foundation.log.attempts import read_attempts, require_progress
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.ledger import heartbeat_interval
+from baton.tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
+from baton.tasks.foundation.errors import NoProgress
+from baton.tasks.foundation.log.accounting import GOOD, LOST, Account, account_of
+from baton.tasks.foundation.log.attempts import read_attempts, require_progress
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.ledger import heartbeat_interval
+from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.ledger_records import head_at
 from tests.support.small_logs import begin
@@ -35,7 +36,7 @@ Until = Callable[[LocalStorage], bool]
 def lasted(home: LocalStorage, commits: int, how: str, kill: Until | None = None) -> float:
     """Seconds from the start of the process to its end, by the test's clock."""
     began = time.monotonic()
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, str(SCRIPT), str(home.root), str(commits), how], env=ENVIRONMENT, stderr=subprocess.PIPE
     ) as child:
         while kill is not None and not kill(home):
@@ -118,8 +119,8 @@ def test_dead_process_on_the_same_machine_is_known_at_once(tmp_path: Path) -> No
 def test_open_ledger_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom tests.support.ledger_records import head_at\n"
-        "from tasks.foundation.storage.local import LocalStorage\n"
-        "from tasks.foundation.telemetry.ledger import Ledger\n"
+        "from baton.tasks.foundation.storage.local import LocalStorage\n"
+        "from baton.tasks.foundation.telemetry.ledger import Ledger\n"
         "ledger = Ledger().__enter__()\nledger.open(LocalStorage(Path(sys.argv[1])), head_at(0))\n"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.telemetry.trackers import Point, PointKey
+from baton.tasks.foundation.telemetry.trackers import Point, PointKey
 
 pytestmark = pytest.mark.slow  # MLflow makes the tables of its store
 
@@ -17,7 +17,7 @@ def point(name: str, step: int, value: float, at: int = 1000) -> Point:
 def test_mlflow_has_one_active_run_with_each_point_once(tmp_path: Path) -> None:
     import mlflow
 
-    from tasks.foundation.telemetry.trackers import MlflowTracker
+    from baton.tasks.foundation.telemetry.trackers import MlflowTracker
 
     uri, run = f"sqlite:///{tmp_path}/mlflow.db", uuid.uuid4().hex
 

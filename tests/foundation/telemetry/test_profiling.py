@@ -1,5 +1,7 @@
 """A trace that a home asks for: which steps it has, where it lies, and who refuses it."""
 
+import errno
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +9,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry import profiling
-from tasks.foundation.telemetry.profiling import Profiler, ProfileRequest, ask_for_trace
+from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry import profiling
+from baton.tasks.foundation.telemetry.profiling import Profiler, ProfileRequest, ask_for_trace
 from tests.support.event_recorder import EventRecorder
 
 
@@ -87,8 +89,17 @@ def test_trace_ends_with_the_attempt(home: LocalStorage) -> None:
     assert (answer.first_step, answer.last_step) == (7, 8)
 
 
-def test_process_that_cannot_trace_says_so_and_goes_on(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(tf.profiler.experimental, "start")
+@pytest.mark.parametrize("fault", ["no profiler", "full disk"])
+def test_process_that_cannot_trace_says_so_and_goes_on(
+    home: LocalStorage, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fault == "no profiler":
+        monkeypatch.delattr(tf.profiler.experimental, "start")
+    else:
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     answer = asked(home, training(Profiler(), home, EventRecorder()))
     assert isinstance(answer, InvalidInput)
     assert "TensorFlow's profiler (tf.profiler.experimental) cannot trace in the process at work" in str(answer)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tasks.foundation.contracts.log_entry import Entry, MetricRow
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, StorageError
-from tasks.foundation.log.appends import commit, quarantine, rewind
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry import tensorboard
-from tasks.foundation.telemetry.tensorboard import CurveFiles
+from baton.tasks.foundation.contracts.log_entry import Entry, MetricRow
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp, StorageError
+from baton.tasks.foundation.log.appends import commit, quarantine, rewind
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry import tensorboard
+from baton.tasks.foundation.telemetry.tensorboard import CurveFiles
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, committing, evaluation, head_of, stage
 

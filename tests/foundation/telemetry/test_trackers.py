@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import MetricRow
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp
-from tasks.foundation.log.appends import commit, quarantine, rewind
-from tasks.foundation.log.history import commit_of, history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun, TrackingSender
+from baton.tasks.foundation.contracts.log_entry import MetricRow
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import BlowUp
+from baton.tasks.foundation.log.appends import commit, quarantine, rewind
+from baton.tasks.foundation.log.history import commit_of, history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun, TrackingSender
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, committing, evaluation, head_of, on_test, stage
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.log.history import history_of
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.trackers import TrackedRun
+from baton.tasks.foundation.log.history import history_of
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.trackers import TrackedRun
 from tests.foundation.telemetry.test_trackers import evaluate, go_back, train
 from tests.support.small_logs import begin
 from tests.support.wandb_folder import in_folder
@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[3]
 KILLED = """
 import os, sys
 from pathlib import Path
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.trackers import TrackedRun
-from tasks.foundation.telemetry.trackers import WandbTracker
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.trackers import TrackedRun
+from baton.tasks.foundation.telemetry.trackers import WandbTracker
 
 home = Path(sys.argv[1])
 storage = LocalStorage(home)
@@ -48,7 +48,7 @@ def shown(home: Path) -> list[tuple[str, int, float]]:
 
 
 def test_offline_run_has_each_point_once(tmp_path: Path) -> None:
-    from tasks.foundation.telemetry.trackers import WandbTracker
+    from baton.tasks.foundation.telemetry.trackers import WandbTracker
 
     home = tmp_path / "home"
     storage = LocalStorage(home)

@@ -6,10 +6,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.run_spec import InitSpec
-from tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.foundation.contracts.checkpoint import WeightsReport
+from baton.tasks.foundation.contracts.run_spec import InitSpec
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.init_or_restore.weights.loading import load_weights
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, built, lab_of, spec_of
 from tests.support.weights_lab import (
@@ -78,6 +81,38 @@ def test_subclassed_models_are_loaded(tmp_path: Path) -> None:
     )
     assert report is not None
     assert report.left == ("own_model/kept_otherwise/w",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("hidden", {f"hidden/{layer}/{name}" for layer in ("one", "two") for name in ("kernel", "bias")}),
+        ("omitting", {"omitting/b"}),
+    ],
+)
+@pytest.mark.parametrize("head", ["head", "logits"])
+def test_variables_that_a_file_lacks_are_named(kind: str, lost: set[str], head: str, tmp_path: Path) -> None:
+    """Keras writes such files without a word, and loads them without one."""
+    own = lab_of(tmp_path, SUBCLASSED)
+    built(own, spec_of("lacking", train__seed=3, model__options={"kind": kind})).model.save_weights(
+        own.code / "own.weights.h5"
+    )
+    state = built(own, spec_of("lacking", model__options={"kind": kind, "head": head}))
+    before = values_of(state)
+
+    def of(**more: Any) -> WeightsReport | None:
+        init = InitSpec.model_validate({"weights": [{"source": "own.weights.h5", **more}]})
+        return load_weights(state, init, code_folder=own.code, telemetry=own.recorder)
+
+    with pytest.raises(WeightsError, match="missing in the source: ") as refused:
+        of()
+    assert min(lost) in str(refused.value)
+    report = of(strict=False)
+    assert report is not None
+    assert set(report.left) == set(report.sources[0].missing) == lost
+    assert set(report.sources[0].loaded) == set(before) - lost
+    assert ("by position" in str(report.sources[0].remarks)) == (head == "logits")
+    assert {path for path, value in values_of(state).items() if np.array_equal(value, before[path])} >= lost
 
 
 def test_file_with_another_layer_count_is_not_matched_by_position(lab: Lab) -> None:

@@ -8,12 +8,12 @@ import h5py
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.run_spec import WeightsSource
-from tasks.foundation.errors import PathRefused, WeightsError
-from tasks.foundation.storage.opening import open_storage
-from tasks.init_or_restore.weights.loading import _local_files, _read
-from tasks.init_or_restore.weights.location import locate_weights
-from tasks.init_or_restore.weights.weight_files import read_hdf5, require_self_contained
+from baton.tasks.foundation.contracts.run_spec import WeightsSource
+from baton.tasks.foundation.errors import PathRefused, WeightsError
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.init_or_restore.weights.loading import _local_files, _read
+from baton.tasks.init_or_restore.weights.location import locate_weights
+from baton.tasks.init_or_restore.weights.weight_files import read_hdf5, require_self_contained
 
 SECRET = b"a secret of this machine " * 64
 

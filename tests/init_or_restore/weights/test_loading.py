@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.run_spec import InitSpec
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.storage.opening import open_storage
-from tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.contracts.run_spec import InitSpec
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.foundation.storage.opening import open_storage
+from baton.tasks.init_or_restore.weights.loading import load_weights
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, built, in_fresh_process, restored, spec_of
 from tests.support.weights_lab import (

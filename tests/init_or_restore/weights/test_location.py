@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
-from tasks.foundation.errors import InvalidInput, WeightsError
-from tasks.init_or_restore.weights.loading import load_weights
-from tasks.init_or_restore.weights.location import locate_weights
+from baton.tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
+from baton.tasks.foundation.errors import InvalidInput, WeightsError
+from baton.tasks.init_or_restore.weights.loading import load_weights
+from baton.tasks.init_or_restore.weights.location import locate_weights
 from tests.support.lab import Lab
 from tests.support.weights_lab import (
     SOURCE,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.run_spec import WeightsSource
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.model.variables import matches_path
-from tasks.init_or_restore.weights.matching import (
+from baton.tasks.foundation.contracts.run_spec import WeightsSource
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.foundation.model.variables import matches_path
+from baton.tasks.init_or_restore.weights.matching import (
     Matching,
     SourceVariable,
     TargetVariable,

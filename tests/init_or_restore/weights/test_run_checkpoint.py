@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Rewind
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.log.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tasks.init_or_restore.weights.weight_files import read_run_weights
+from baton.tasks.foundation.contracts.log_entry import Rewind
+from baton.tasks.foundation.errors import WeightsError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.init_or_restore.weights.weight_files import read_run_weights
 from tests.support.lab import Lab, restored
 from tests.support.weights_lab import (
     SOURCE,

@@ -12,11 +12,11 @@ import scipy.sparse
 import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.function import Reader
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.dataset.features import unflatten
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.example_checks import Checker
+from baton.tasks.prepare_data.sources.function import Reader
 
 N = 6
 Y = np.arange(N)

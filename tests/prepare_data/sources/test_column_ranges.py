@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import Feature, RangeLayout
-from tasks.foundation.errors import RunFileError, SourceChanged, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.column_ranges import checked_ranges
-from tasks.prepare_data.sources.source import Range
-from tasks.prepare_data.sources.source_files import SourceFile, find_files
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.dataset import Feature, RangeLayout
+from baton.tasks.foundation.errors import RunFileError, SourceChanged, SourceError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.prepare_data.example_checks import Checker
+from baton.tasks.prepare_data.sources.column_ranges import checked_ranges
+from baton.tasks.prepare_data.sources.source import Range
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files
 
 FEATURES = (
     Feature(name="x", dtype="float32", shape=(), key="x", encoding="array"),
@@ -114,13 +114,13 @@ def test_windows_larger_than_memory_are_refused(workshop: Any, monkeypatch: pyte
     write(workshop.code / "a.parquet", [float(n) for n in range(40)], list(range(40)))
     options = {"path": "a.parquet", "x": "x", "y": "y"}
     # A range of 4 examples takes 4 * (4 + 8) bytes; two windows are in memory.
-    monkeypatch.setattr("tasks.prepare_data.stage.available_bytes", lambda: 2 * 3 * 48)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage.available_bytes", lambda: 2 * 3 * 48)
     for window_shards in (1, 3):
         assert workshop.prepare("table", options, window_shards=window_shards, shard_examples=4).train_examples
     with pytest.raises(
         RunFileError, match=r"data\.window_shards: 4: a window .* set it to at most 3, or set data\.opt"
     ):
         workshop.prepare("table", options, window_shards=4, shard_examples=4, version=2)
-    monkeypatch.setattr("tasks.prepare_data.stage.available_bytes", lambda: 2 * 40)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage.available_bytes", lambda: 2 * 40)
     with pytest.raises(RunFileError, match=r"write the files with smaller row groups"):
         workshop.prepare("table", options, window_shards=4, shard_examples=4, version=3)

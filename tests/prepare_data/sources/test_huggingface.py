@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.errors import BatonError, DamagedInTransit, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data.sources.hub_layouts import find_split, split_of_layout
-from tasks.prepare_data.sources.huggingface import download_split, hub_columns
+from baton.tasks.foundation.dataset.manifest import load_manifest, manifest_path
+from baton.tasks.foundation.errors import BatonError, DamagedInTransit, RunFileError, SourceError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.prepare_data.sources.hub_layouts import find_split, split_of_layout
+from baton.tasks.prepare_data.sources.huggingface import download_split, hub_columns
 from tests.fakes.hub import FakeHub
 from tests.support.tfrecords import png
 
 COMMIT = "ab" * 20
 WHOLE = {"x": ["image", "vector", "matrix", "text"], "y": "label", "size": [4, 5]}
-
-
-def configs(*listing: Any) -> dict[str, Any]:
-    return {"configs": [{"config_name": f"c{number}", **each} for number, each in enumerate(listing)]}
 
 
 SHARDS = [
@@ -35,39 +31,26 @@ SHARDS = [
 
 
 @pytest.mark.parametrize(
-    ("names", "readme", "config", "split", "found"),
+    ("names", "config", "split", "found"),
     [
-        (SHARDS, {}, None, "train", SHARDS[:2]),
-        ([*SHARDS, "train.parquet"], {}, None, "test", SHARDS[2:]),
-        (["a.parquet", "b.parquet", "LICENSE"], {}, None, "train", ["a.parquet", "b.parquet"]),
-        (["x_train.parquet", "x_dev.parquet"], {}, None, "validation", ["x_dev.parquet"]),
-        (["training/a.parquet", "eval/train.parquet"], {}, None, "test", ["eval/train.parquet"]),
-        (["en/train/0000.parquet", "fr/train/0000.parquet"], {}, "fr", "train", ["fr/train/0000.parquet"]),
-        (SHARDS, configs({"data_files": [{"split": "all", "path": "data/*"}]}), None, "all", sorted(SHARDS)),
-        (SHARDS, configs({"data_files": [{"split": "a", "path": [SHARDS[2]]}]}), "c0", "a", SHARDS[2:]),
-        (SHARDS, configs({"data_files": "data/test*"}), None, "train", SHARDS[2:]),
-        (SHARDS, configs({"data_files": ["data/test*", SHARDS[0]]}), None, "train", [SHARDS[2], SHARDS[0]]),
-        (
-            SHARDS,
-            configs({"data_dir": "other"}, {"data_files": "data/test*", "default": True}),
-            None,
-            "train",
-            SHARDS[2:],
-        ),
-        (["en/x.parquet", "fr/x.parquet"], configs({"data_dir": "en"}), None, "train", ["en/x.parquet"]),
-        (
-            ["a/b/x.parquet", "x.parquet"],
-            configs({"data_files": "**/x.parquet"}),
-            None,
-            "train",
-            ["a/b/x.parquet", "x.parquet"],
-        ),
+        (SHARDS, None, "train", SHARDS[:2]),
+        ([*SHARDS, "train.parquet"], None, "test", SHARDS[2:]),
+        (["a.parquet", "b.parquet", "LICENSE"], None, "train", ["a.parquet", "b.parquet"]),
+        (["x_train.parquet", "x_dev.parquet"], None, "validation", ["x_dev.parquet"]),
+        (["training/a.parquet", "eval/train.parquet"], None, "test", ["eval/train.parquet"]),
+        (["en/train/0000.parquet", "fr/train/0000.parquet"], "fr", "train", ["fr/train/0000.parquet"]),
     ],
 )
 def test_split_is_found_in_the_layout_of_the_hub(
-    names: list[str], readme: dict[str, Any], config: str | None, split: str, found: list[str]
+    names: list[str], config: str | None, split: str, found: list[str]
 ) -> None:
-    assert split_of_layout(names, readme, config=config, split=split, where="repo") == found
+    assert split_of_layout(names, config=config, split=split, where="repo") == found
+
+
+def test_one_of_several_configurations_must_be_named() -> None:
+    names = ["en/train-00000-of-00001.parquet", "fr/train-00000-of-00001.parquet"]
+    with pytest.raises(RunFileError, match=r"config is missing: repo has the split 'train' in .*set one of en, fr"):
+        split_of_layout(names, config=None, split="train", where="repo")
 
 
 FEATURES = {
@@ -76,7 +59,7 @@ FEATURES = {
     "vector": {"_type": "List", "feature": {"_type": "Value", "dtype": "float32"}, "length": 3},
     "matrix": {"_type": "Array2D", "shape": [2, 3], "dtype": "float32"},
     "text": {"_type": "Value", "dtype": "string"},
-    "box": {"width": {"_type": "Value", "dtype": "float64"}, "tags": [{"_type": "ClassLabel", "num_classes": 2}]},
+    "box": {"width": {"_type": "Value", "dtype": "float64"}, "tags": [{"_type": "ClassLabel", "num_classes": 10**9}]},
     "words": {"_type": "List", "feature": {"_type": "Value", "dtype": "int32"}},
     "sound": {"_type": "Audio"},
     "old": {
@@ -98,7 +81,7 @@ def test_features_say_shapes_and_classes() -> None:
         "matrix": ("Array2D", (2, 3), ()),
         "text": ("Value", (), ()),
         "box.width": ("Value", (), ()),
-        "box.tags": ("ClassLabel", None, ("0", "1")),
+        "box.tags": ("ClassLabel", None, ()),
         "words": ("Value", None, ()),
         "sound": ("Audio", (), ()),
         "old": ("Value", None, ()),
@@ -153,10 +136,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shard = both["train"].shard(2, number, contiguous=True)
         shard.to_parquet(folder / f"hub/data/train-{number:05d}-of-00002.parquet")
     both["test"].to_parquet(folder / "hub/data/test-00000-of-00001.parquet")
-    (folder / "hub/README.md").write_text(
-        "---\nlicense: mit\nconfigs:\n- config_name: plain\n  data_files:\n  - split: train\n    path: data/train-*\n"
-        "  - split: test\n    path: data/test-*\n---\n# A dataset\n"
-    )
+    (folder / "hub/README.md").write_text("# A dataset\n")
     return folder
 
 
@@ -175,7 +155,7 @@ def test_files_of_a_split_are_found(written: Path) -> None:
     assert names_of("saved", written) == [f"data-{number:05d}-of-00003.arrow" for number in range(3)]
     assert names_of("saved", written, split="test") == ["data-00000-of-00001.arrow"]
     assert names_of("saved/test", written) == names_of("alone", written) == ["data-00000-of-00001.arrow"]
-    assert names_of("hub", written, config="plain") == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    assert names_of("hub", written) == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
     assert names_of("hub/data", written, split="test") == ["test-00000-of-00001.parquet"]
     assert list(find_split("saved", written, config=None, split="train").features or ()) == COLUMNS
 
@@ -187,20 +167,11 @@ def changed_json(**changed: Any) -> Any:
     return change
 
 
-STATE, TABLE, INFO, README = (
-    "train/state.json",
-    "train/data-00001-of-00003.arrow",
-    "train/dataset_info.json",
-    "README.md",
-)
+STATE, TABLE, INFO = "train/state.json", "train/data-00001-of-00003.arrow", "train/dataset_info.json"
 
 
 def shortened(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
-
-
-def yaml_of(text: str) -> Any:
-    return lambda file: file.write_text(f"---\n{text}\n---\n")
 
 
 MALFORMED = [
@@ -218,19 +189,6 @@ MALFORMED = [
     ("saved", "dataset_dict.json", changed_json(splits=3), "dataset_dict.json: not a readable"),
     ("hub", "data/train-00001-of-00002.parquet", Path.unlink, "data/train-00001-of-00002 is missing: there are 1 of 2"),
     ("hub", "data/train-00001-of-00002.parquet", shortened, "00001-of-00002.parquet: cannot be read as Parquet"),
-    ("hub", README, yaml_of("a: ["), "README.md: the YAML at its beginning cannot be read"),
-    ("hub", README, yaml_of("- a"), "README.md: the YAML at its beginning is not a mapping"),
-    ("hub", README, yaml_of("configs: 3"), "README.md: configs is not a list"),
-    ("hub", README, yaml_of("configs: [{data_files: x.csv}]"), "'x.csv', and no file has such a name"),
-    ("hub", README, yaml_of("configs: [{data_files: README*}]"), "has README.md, and this source .*to_parquet"),
-    ("hub", README, yaml_of("configs: [{data_files: [{split: 3}]}]"), "write a split and a path"),
-    ("hub", README, yaml_of("configs: [{data_files: 'hf://x/y'}]"), "not in this repository"),
-    (
-        "hub",
-        README,
-        yaml_of("configs: [{config_name: a, data_dir: a}, {config_name: b, data_dir: b}]"),
-        "set one of a, b",
-    ),
 ]
 
 
@@ -257,12 +215,13 @@ def require_refused(workshop: Any, changed: dict[str, Any], words: str) -> None:
             {"path": "hub", "split": "dev"},
             r"data\.options\.split: 'dev': hub has no such split; available: test, train",
         ),
-        ({"path": "hub", "config": "plane"}, r"data\.options\.config: 'plane': hub .*did you mean plain\?"),
+        ({"path": "hub", "config": "date"}, r"data\.options\.config: 'date': hub .*did you mean data\?"),
         ({"path": "hub/data", "config": "x"}, r"data\.options\.config: 'x': hub/data has no such folder"),
         ({"path": "saved", "config": "x"}, r"data\.options\.config: 'x': .* has no configurations; remove it"),
         ({"path": "saved/train/dataset_info.json"}, r"no Parquet files but dataset_info\.json; name the folder"),
         ({"path": "saved", "y": "lable"}, r"data\.options\.y: .*arrow has no column 'lable'; did you mean label\?"),
         ({"path": "saved", "x": "image", "size": None}, r"the column 'image\.bytes' is .*set data\.options\.size"),
+        ({"path": "saved", "x": "words", "shapes": {"words": [1]}}, r"column 'words' has a list of 0 values, not 1"),
         ({"path": "saved", "x": "words"}, r"the column 'words' is list<.*lists of any length; set data\.pad"),
         ({"path": "saved", "x": None}, r"the column 'sound' is Audio, and"),
         ({"path": "saved", "x": "sound"}, r"the column 'sound' is Audio, and .*decode it in your own data\.py:load"),
@@ -284,7 +243,7 @@ def test_options_that_do_not_fit_are_refused(workshop: Any, changed: dict[str, A
 
 def examples(workshop: Any, ref: Any, **changed: Any) -> list[Any]:
     """All training examples of one epoch, as the reader gives them."""
-    from tasks.foundation.dataset.read import training_dataset
+    from baton.tasks.foundation.dataset.read import training_dataset
 
     settings = {"seed": 0, "global_batch_size": ref.train_examples, "window_shards": 2, "first_batch": 0, **changed}
     return next(training_dataset(workshop.storage, ref, **settings).as_numpy_iterator())
@@ -376,14 +335,14 @@ def test_bytes_that_differ_from_the_hub_are_refused(hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("status", "chosen", "words"),
     [
-        (None, {"name": "me/columns"}, "data.options.name: me/columns@abababab: the hub has no such dataset, or it is"),
-        (None, {"revision": "cd" * 20}, "data.options.revision: me/rows@cdcdcdcd: the hub has no such commit"),
+        (None, {"name": "me/columns"}, "data.options.name: me/columns@abababab: the hub has no such dataset or no"),
+        (None, {"revision": "cd" * 20}, "me/rows@cdcdcdcd: the hub has no such dataset or no such commit"),
         (
             None,
             {"split": "dev"},
             "data.options.split: 'dev': me/rows@abababab has no such split; available: test, train",
         ),
-        ((401, "GatedRepo"), {}, "the hub asks for consent; accept its terms there, and log in with"),
+        ((401, "GatedRepo"), {}, "or asks you to log in; .* accept its terms on the hub"),
         ((404, ""), {}, "cannot be downloaded .*check the connection and HF_ENDPOINT"),
     ],
 )
@@ -412,3 +371,14 @@ def test_dataset_of_the_hub_is_read_from_its_cache(
     assert capsys.readouterr().err == ""  # no bars of a download in a log
     hub.status = (503, "")
     assert workshop.prepare("huggingface", options, validation_fraction=0.0).already_prepared
+
+
+def test_class_labels_in_another_order_are_refused(workshop: Any, folder: Path) -> None:
+    import datasets
+
+    swapped = numbered(8).cast_column("label", datasets.ClassLabel(names=["dog", "cat"]))
+    swapped.save_to_disk(str(folder / "swapped"))
+    own = {"source": "huggingface", "options": {**WHOLE, "path": "swapped"}}
+    with pytest.raises(SourceError, match=r"^data\.test: y = 0 means 'dog', and 'cat' in training"):
+        workshop.prepare("huggingface", {**WHOLE, "path": "saved"}, test=own)
+    assert not workshop.files()

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import BatonError, RunFileError, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import BatonError, RunFileError, SourceError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from tests.support.tfrecords import png
 
 PETS = {"path": "pets", "size": [6, 5]}
 
@@ -87,6 +88,16 @@ def test_channels_are_converted(workshop: Any) -> None:
     assert sorted(found(workshop, ref)) == [pytest.approx(60, abs=2), 90]
 
 
+def test_one_number_is_the_size_of_both_sides(workshop: Any) -> None:
+    """As deploy/runs/README.md shows it; it is the same dataset as with two."""
+    workshop.write("pets/cat/a.png", png(1))
+    ref = workshop.prepare("images", {"path": "pets", "size": 4}, validation_fraction=0)
+    assert [each["x"].shape for each in workshop.examples(ref)] == [(4, 4, 3)]
+    assert workshop.prepare("images", {"path": "pets", "size": [4, 4]}, validation_fraction=0) == ref.model_copy(
+        update={"already_prepared": True}
+    )
+
+
 def test_image_of_the_right_size_keeps_every_pixel(workshop: Any) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
     write(workshop, {"a/a.png": encoded("png", pixels)})
@@ -135,7 +146,7 @@ def test_images_in_a_store_are_the_same_examples(workshop: Any, remote: MemorySt
 
 
 def test_folders_become_batches(workshop: Any) -> None:
-    from tasks.foundation.dataset import read as reader
+    from baton.tasks.foundation.dataset import read as reader
 
     write(workshop, pets())
     ref = workshop.prepare("images", PETS, validation_fraction=0, shard_examples=3)
@@ -229,7 +240,9 @@ def test_invalid_class_folders_are_refused(workshop: Any, make: Callable[[Any], 
     ("options", "expected"),
     [
         ({"path": "pets"}, ["data.options.size is missing", "[height, width]"]),
-        ({**PETS, "size": 6}, ["data.options.size: 6", "[height, width]"]),
+        ({**PETS, "size": 0}, ["data.options.size: 0", "[height, width]"]),
+        ({**PETS, "size": 16384}, ["data.options.size: 16384", "more than 67,108,864 pixels"]),
+        ({**PETS, "size": True}, ["data.options.size: True", "[height, width]"]),
         ({**PETS, "size": [6]}, ["data.options.size: [6]", "[height, width]"]),
         ({**PETS, "size": [6, 0]}, ["data.options.size: [6, 0]", "at least 1"]),
         ({**PETS, "channels": 4}, ["data.options.channels: 4", "3 for color, 1 for grey"]),
@@ -266,7 +279,7 @@ def test_image_changed_in_its_store_while_reading_is_refused(
 
 
 def _checked(data: bytes) -> Any:
-    from tasks.foundation.storage.transfers import checksum_bytes
+    from baton.tasks.foundation.storage.transfers import checksum_bytes
 
     return checksum_bytes(data)
 
@@ -274,7 +287,7 @@ def _checked(data: bytes) -> Any:
 def test_local_image_changed_while_reading_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write(workshop, pets())
     workshop.emit = lambda _: Path(workshop.code, "pets/dog/a.png").write_bytes(b"other")
-    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 7)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 7)
     with pytest.raises(SourceError, match=r"dog/a\.png: changed while it was being read"):
         workshop.prepare("images", PETS)
 

@@ -1,14 +1,15 @@
 """What `fit` would do anew in each epoch is read once: it is said by name and line, or refused."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.errors import SourceError
-from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources.registry import open_source
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 
 HEAD = """
@@ -277,19 +278,26 @@ def names(code: str) -> list[str]:
     return re.findall(r"^def (\w+)", code, re.MULTILINE)
 
 
-def said(workshop: Workshop, name: str, *, accepted: bool = False, **data: Any) -> tuple[list[str], int]:
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the code of all sources, which is imported once."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "data.py").write_text(CODE, encoding="utf-8")
+    return folder
+
+
+def said(code: Path, name: str, *, accepted: bool = False, **data: Any) -> tuple[list[str], int]:
     """Read a source whole; returns the warnings, and how many examples it has."""
-    workshop.write("data.py", CODE)
     notes: list[Note] = []
     spec = DataSpec(source=f"data.py:{name}", **data)
-    examples = open_source(spec, workshop.code, note=notes.append, accepted=accepted).read()
+    examples = open_source(spec, code, note=notes.append, accepted=accepted).read()
     count = sum(1 for _ in examples)
     return [note.text for note in notes if note.warning], count
 
 
 @pytest.mark.parametrize("name", names(DRAWS))
-def test_draws_of_each_pass_are_said_with_the_line(name: str, workshop: Workshop) -> None:
-    (warning,), _ = said(workshop, name)
+def test_draws_of_each_pass_are_said_with_the_line(name: str, code: Path) -> None:
+    (warning,), _ = said(code, name)
     assert warning.startswith(f"data.py:{name}: ")
     assert warning.endswith("data.transform: augment(example, *, seed)")
     lines = CODE.splitlines()
@@ -303,20 +311,20 @@ def test_draws_of_each_pass_are_said_with_the_line(name: str, workshop: Workshop
 
 
 @pytest.mark.parametrize("name", names(SAME))
-def test_nothing_is_said_of_the_same_examples(name: str, workshop: Workshop) -> None:
-    warnings, count = said(workshop, name)
+def test_nothing_is_said_of_the_same_examples(name: str, code: Path) -> None:
+    warnings, count = said(code, name)
     assert warnings == []
     assert count in {8, 16}
 
 
 @pytest.mark.parametrize("name", names(CHANGES))
-def test_dataset_that_changes_between_epochs_is_refused(name: str, workshop: Workshop) -> None:
+def test_dataset_that_changes_between_epochs_is_refused(name: str, code: Path) -> None:
     with pytest.raises(SourceError) as refused:
-        said(workshop, name)
+        said(code, name)
     words = [*REFUSED[name], "changes between epochs", "data.transform", "data.batched: true"]
     assert [word for word in words if word not in str(refused.value)] == [], refused.value
     for changed in ({"accepted": True}, {"examples": 7}):
-        (warning,), _ = said(workshop, name, **changed)
+        (warning,), _ = said(code, name, **changed)
         assert "is without effect" in warning
 
 
@@ -327,11 +335,11 @@ def test_part_of_a_dataset_that_is_shuffled_anew_is_said(workshop: Workshop) -> 
     assert any("shuffles anew in each pass" in note.text for note in notes if note.warning)
 
 
-def test_order_of_a_pass_counts_where_it_is_kept(workshop: Workshop) -> None:
-    (warning,), _ = said(workshop, "shuffled_dataset", shuffle=False)
+def test_order_of_a_pass_counts_where_it_is_kept(code: Path) -> None:
+    (warning,), _ = said(code, "shuffled_dataset", shuffle=False)
     assert "shuffles anew in each pass" in warning
     with pytest.raises(SourceError, match="its second epoch has another order"):
-        said(workshop, "py_shuffled", shuffle=False)
+        said(code, "py_shuffled", shuffle=False)
 
 
 def test_list_of_a_py_dataset_is_x_and_y(workshop: Workshop) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import InvalidInput, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.storage.transfers import checksum_bytes
-from tasks.prepare_data.sources.source_files import SourceFile, find_files
-from tasks.prepare_data.sources.verified_reads import map_ahead
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import InvalidInput, SourceError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.prepare_data.sources.source_files import SourceFile, find_files
+from baton.tasks.prepare_data.sources.verified_reads import map_ahead
 
 FILES = {
     "parts/1.csv": "a,y\n1,0\n2,1\n",
@@ -173,7 +173,7 @@ def test_file_changed_or_deleted_while_reading_is_refused(
     workshop: Any, filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
     workshop.emit = lambda _: change(filled) if change else filled.delete("parts/2.csv")
-    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 3)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 3)
     expected = "changed while it was being read" if change else "is missing; restore it"
     with pytest.raises(SourceError, match=rf"memory://remote-test/parts/2\.csv:? {expected}"):
         workshop.prepare("table", {"path": "memory://remote-test/parts", "y": "y"})
@@ -186,8 +186,8 @@ def blocks_of(file: SourceFile) -> list[bytes]:
 
 
 def test_long_file_is_read_in_parallel_parts(remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.verified_reads._REQUEST_BYTES", 1000)
-    monkeypatch.setattr("tasks.prepare_data.sources.verified_reads._SMALL_BYTES", 0)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.verified_reads._REQUEST_BYTES", 1000)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.verified_reads._SMALL_BYTES", 0)
     monkeypatch.setattr(MemoryStorage, "transfers", 3)
     data = np.random.default_rng(0).bytes(12_345)
     remote.write("long", data)
@@ -231,7 +231,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     with FakeGcs(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        from tasks.foundation.storage.opening import open_storage
+        from baton.tasks.foundation.storage.opening import open_storage
 
         yield open_storage("gs://bucket", relative_to=Path())
 
@@ -239,7 +239,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_images_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset import read
+    from baton.tasks.foundation.dataset import read
 
     for index in range(12):
         png = tf.io.encode_png(np.full((9, 9, 3), 10 * index, np.uint8)).numpy()
@@ -259,8 +259,8 @@ def test_images_in_cloud_storage(workshop: Any, bucket: Any) -> None:
 def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset import read
-    from tasks.foundation.dataset.evaluation_sets import set_batches
+    from baton.tasks.foundation.dataset import read
+    from baton.tasks.foundation.dataset.evaluation_sets import set_batches
 
     for part in range(3):
         with tf.io.TFRecordWriter(str(workshop.code / "made")) as writer:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.log_entry import Environment, Origin
-from tasks.foundation.errors import SourceError
-from tasks.foundation.log.log import RunLog
-from tasks.prepare_data.sources.registry import open_source
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.contracts.log_entry import Environment, Origin
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.log.log import RunLog
+from baton.tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 
 LOAD = "data.py:load"

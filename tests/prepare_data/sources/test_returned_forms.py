@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.registry import open_source
+from baton.tasks.foundation.contracts.data_spec import DataSpec
+from baton.tasks.foundation.dataset.features import unflatten
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import RunFileError, SourceError
+from baton.tasks.prepare_data.example_checks import Checker
+from baton.tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 
 LOAD = "data.py:load"

@@ -1,14 +1,18 @@
 """Each source from real files to a dataset."""
 
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.prepare_data.sources.table import table
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.foundation.telemetry.events import Note
+from baton.tasks.prepare_data.sources.table import table
+from tests.support.tars import tar
 
 
 def features(workshop: Any, ref: Any) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -80,14 +84,14 @@ def test_csv_rows_become_examples(workshop: Any) -> None:
     assert rows == [(0, [1, 2.5]), (1, [3, -400])]
 
 
-def test_csv_with_50_000_columns_is_read_at_once(tmp_path: Path) -> None:
+def test_csv_with_20_000_columns_is_read_at_once(tmp_path: Path) -> None:
     """Each name was looked for in the list of all names, three times."""
-    names = [f"column{number}" for number in range(50_000)]
-    (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 50_000)}\n")
+    names = [f"column{number}" for number in range(20_000)]
+    (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 20_000)}\n")
     options = {"path": "wide.csv", "x": names[:-1], "y": names[-1], "stack": True}
     source = table(options, tmp_path, sequences=False)
     ((_, row),) = source.read()
-    assert (row.arrays["x"].shape, row.arrays["y"]) == ((49_999,), 1)
+    assert (row.arrays["x"].shape, row.arrays["y"]) == ((19_999,), 1)
 
 
 def test_csv_files_with_chosen_columns_and_float_label(workshop: Any) -> None:
@@ -163,3 +167,41 @@ def test_allow_nan_accepts_nan(workshop: Any) -> None:
     workshop.write("table.csv", "a,y\nnan,1\ninf,0\n")
     ref = workshop.prepare("table", {"path": "table.csv", "y": "y"}, allow_nan=True)
     assert ref.train_examples + ref.validation_examples == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "suffix", "made"),
+    [
+        ("table", {"y": "y"}, "csv", lambda number: f"x,y\n{number},0\n{number + 1},1\n".encode()),
+        ("tar", {"x": "npy", "y": "cls"}, "tar", lambda number: tar(number, number + 1)),
+    ],
+)
+def test_files_of_a_folder_are_read_or_named(
+    workshop: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    source: str,
+    options: dict[str, Any],
+    suffix: str,
+    made: Callable[[int], bytes],
+) -> None:
+    listed: list[Path] = []
+    list_folder = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda folder, mark: listed.append(folder) or list_folder(folder, mark))
+    workshop.write(f"f/0.{suffix}", made(0))
+    workshop.write(f"f/below/1.{suffix.upper()}", made(2))
+    workshop.write(f"f/2.{suffix}.old", made(4))
+    workshop.write("f/.3", b"hidden")
+    ref = workshop.prepare(source, {"path": "f", **options}, validation_fraction=0)
+    assert ref.train_examples == 4
+    notes = [event.text for event in workshop.events if isinstance(event, Note)]
+    assert notes == [f"data.options.path: f: 1 file not read: 2.{suffix}.old"]
+    assert listed.count(workshop.code / "f") == 1
+
+
+def test_folder_that_is_a_link_is_refused(workshop: Any) -> None:
+    workshop.write("f/0.csv", "x,y\n1,0\n")
+    workshop.write("elsewhere/1.csv", "x,y\n1,0\n")
+    (workshop.code / "f/more").symlink_to(workshop.code / "elsewhere")
+    with pytest.raises(SourceError, match="f/more is a link to a folder, whose files would be left out; put"):
+        workshop.prepare("table", {"path": "f", "y": "y"})

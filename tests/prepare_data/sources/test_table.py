@@ -1,5 +1,6 @@
 """The source `table`: Parquet and Arrow files in place, copies, CSV, sequences; and what is refused."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, ipc, parquet
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
-from tasks.foundation.dataset.columns import read_columns
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.errors import BatonError, RunFileError, SourceError
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from baton.tasks.foundation.dataset.columns import read_columns
+from baton.tasks.foundation.dataset.manifest import load_manifest
+from baton.tasks.foundation.errors import BatonError, RunFileError, SourceError
 
 ROWS = 40
 Write = Callable[[pa.Table, Path], None]
@@ -158,6 +159,87 @@ def test_names_of_folders_are_columns(workshop: Any) -> None:
     assert found["x/land"].tolist() == [b"CH"] * 5 + [b"IT"] * 5
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_column_in_folder_and_file_is_compared(workshop: Any, copy: bool) -> None:
+    for flag in (False, True):
+        table = pa.table({"a": [1, 2], "flag": [flag, flag], "y": [0, 1]})
+        write(workshop, f"t/flag={str(flag).lower()}/0.parquet", table)
+    options = {"path": "t", "x": ["a", "flag"], "y": "y"}
+    _, found = values_in_place(workshop, workshop.prepare("table", options, validation_fraction=0))
+    assert (found["x/flag"].dtype, found["x/flag"].tolist()) == (np.bool_, [False, False, True, True])
+    write(workshop, "t/flag=true/1.parquet", pa.table({"a": [1, 2], "flag": [True, False], "y": [0, 1]}))
+    fault = refused_again(workshop, {**options, "copy": copy})
+    assert "flag=true/1.parquet, row 1: the column 'flag' has False, but the folder says 'true'" in str(fault)
+
+
+def test_null_folders_are_filled_or_refused(workshop: Any) -> None:
+    null = "__HIVE_DEFAULT_PARTITION__"
+    for land, year in ((null, 2), ("IT", null)):
+        write(workshop, f"t/land={land}/year={year}/0.parquet", people(1))
+    options = {"path": "t", "x": ["age", "land", "year"], "y": "kind"}
+    fault = refused(workshop, options)
+    assert f"land=IT/year={null}/0.parquet: its folder says that 'year' is null; set data.options.fill" in str(fault)
+    options |= {"fill": {"year": 0, "land": "none"}}
+    _, found = values_in_place(workshop, workshop.prepare("table", options, validation_fraction=0))
+    assert found["x/year"].tolist() == [0, 2]
+    assert found["x/land"].tolist() == [b"IT", b"none"]
+    fault = refused_again(workshop, {**options, "vocabulary": {"land": ["none", "CH"]}})
+    assert "its folder says 'IT' for 'land', which is not in its vocabulary; set data.options.vocabulary" in str(fault)
+    write(workshop, "t/0.parquet", people(1))
+    assert "t/0.parquet: its folders do not say 'land'" in str(refused_again(workshop, options))
+
+
+def test_nulls_of_any_column_are_filled(workshop: Any) -> None:
+    codes = pa.DictionaryArray.from_arrays([0, 1, None, 2], ["u", None, "v"])
+    filled: dict[str, tuple[pa.Array, Any, list[Any]]] = {
+        "truth": (pa.array([True, None, False, None]), False, [True, False, False, False]),
+        "one": (pa.array([True, None, False, None]), 1, [True, True, False, True]),
+        "codes": (codes, "v", [0, 1, 1, 1]),
+        "views": (pa.array(["a", None, "c", None], pa.string_view()), "d", [b"a", b"d", b"c", b"d"]),
+        "pairs": (
+            pa.array([[1, 2], None, [3, None], None], pa.list_(pa.int8(), 2)),
+            7,
+            [[1, 2], [7, 7], [3, 7], [7, 7]],
+        ),
+        "lists": (pa.array([[1.0], None, [2.0], None]), 5, [[1], [5], [2], [5]]),
+        "texts": (pa.nulls(4), "t", [b"t"] * 4),
+        "numbers": (pa.nulls(4), 1.5, [1.5] * 4),
+        "half": (pa.array([1, None, 2, None], pa.float16()), 1, [1, 1, 2, 1]),
+    }
+    table = pa.table({name: column for name, (column, *_) in filled.items()} | {"y": [0, 1, 2, 3]})
+    options = {"x": list(filled), "y": "y", "fill": {name: fill for name, (_, fill, _) in filled.items()}}
+    options |= {"shapes": {"lists": [1]}, "vocabulary": {"codes": ["u", "v"]}}
+    for name in ("t.arrow", "t.parquet"):
+        if name == "t.parquet":  # which has neither null dictionaries nor lists in them
+            table = table.set_column(2, "codes", codes.dictionary_decode().dictionary_encode())
+        write(workshop, name, table)
+        _, found = values_in_place(
+            workshop, workshop.prepare("table", {**options, "path": name}, validation_fraction=0)
+        )
+        for column, (_, _, expected) in filled.items():
+            assert found[f"x/{column}"].tolist() == expected, (name, column)
+
+
+def test_a_tensor_has_all_its_dimensions(workshop: Any) -> None:
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12, dtype=np.int32).reshape(2, 2, 3))
+    for name in ("t.parquet", "t.arrow"):
+        write(workshop, name, pa.table({"a": tensors, "y": [0, 1]}))
+        _, found = values_in_place(
+            workshop, workshop.prepare("table", {"path": name, "x": "a", "y": "y"}, validation_fraction=0)
+        )
+        np.testing.assert_array_equal(found["x"], np.arange(12).reshape(2, 2, 3))
+
+
+def test_row_groups_without_rows_are_passed_over(workshop: Any) -> None:
+    table = people(2)
+    with parquet.ParquetWriter(workshop.code / "t.parquet", table.schema) as writer:
+        for rows in (table, table.slice(0, 0), table.slice(0, 0), table):
+            writer.write_table(rows)
+    options = {"path": "t.parquet", "x": ["age", "city"], "y": "kind"}
+    _, found = values_in_place(workshop, workshop.prepare("table", options, validation_fraction=0))
+    assert found["x/age"].tolist() == [0, 1, 0, 1]
+
+
 def test_nulls_are_filled_as_the_run_file_says(workshop: Any) -> None:
     table = pa.table({"a": [1, None, 3], "t": ["x", None, "z"], "y": [0, 1, None]})
     write(workshop, "t.parquet", table)
@@ -216,6 +298,14 @@ def test_csv_columns_have_the_types_of_their_cells(workshop: Any) -> None:
     assert load_manifest(workshop.storage, ref).features[0].shape == (2,)
 
 
+def refused_again(workshop: Any, options: dict[str, Any]) -> BatonError:
+    """Refuse options in a store that has datasets."""
+    with pytest.raises(BatonError) as fault:
+        workshop.prepare("table", options)
+    assert fault.value.exit_code == 2
+    return fault.value
+
+
 def refused(workshop: Any, options: dict[str, Any], **data: Any) -> BatonError:
     with pytest.raises(BatonError) as fault:
         workshop.prepare("table", options, **data)
@@ -239,6 +329,9 @@ SCHEMAS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"x": "city", "fill": {"city": "Rome"}}, {}, ["data.options.fill.city", "did you mean Rom?"]),
     ({"x": "age", "vocabulary": {"age": ["a"]}}, {}, ["data.options.vocabulary.age", "only text"]),
     ({"x": "age", "delimiter": ";"}, {}, ["data.options.delimiter", "is for CSV"]),
+    ({"x": "nest", "shapes": {"nest": [2]}}, {"nest": [[[1, 2]]]}, ["'nest' is list<", "shapes: {nest: [n, m]}"]),
+    ({"x": "void"}, {"void": pa.array([[]], pa.list_(pa.int8(), 0))}, ["'void' is fixed_size_list<", "leave it out"]),
+    ({"x": "twice"}, {"twice": [1], "twice ": [2]}, ["parquet: the column 'twice' occurs twice", "rename one"]),
     ({"x": "hole"}, {"hole": pa.array([None], pa.int64())}, ["parquet, row 0", "'hole' is null", "data.options.fill"]),
 ]  # fmt: skip
 
@@ -251,10 +344,10 @@ def test_columns_without_an_array_are_refused_before_reading(
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.column_ranges._read", None)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.column_ranges._read", None)
     table = people(1)
     for name, values in columns.items():
-        table = table.append_column(name, values)
+        table = table.append_column(name.strip(), pa.array(values) if isinstance(values, list) else values)
     write(workshop, "t.parquet", table)
     fault = refused(workshop, {**Y, **options})
     assert [part for part in expected if part not in str(fault)] == [], str(fault)
@@ -337,12 +430,24 @@ def test_a_dictionary_that_changes_within_a_stream_is_refused(workshop: Any) -> 
     assert sorted(int(example["x"]) for example in copied) == [0, 1]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".feather"])
+def test_dictionaries_that_grow_are_refused_with_the_remedy(workshop: Any, suffix: str) -> None:
+    for at, texts in enumerate((["a", "b"], ["b", "c"])):
+        write(workshop, f"t/{at}{suffix}", pa.table({"a": pa.array(texts).dictionary_encode(), "y": [0, 1]}))
+    options = {"path": "t", "x": "a", "y": "y"}
+    fault = refused(workshop, options)
+    assert "'a' has 'c', not in its vocabulary; set data.options.vocabulary: {a: [all texts]}" in str(fault)
+    options |= {"vocabulary": {"a": ["a", "b", "c"]}}
+    _, found = values_in_place(workshop, workshop.prepare("table", options, validation_fraction=0))
+    assert found["x"].tolist() == [0, 1, 1, 2]
+
+
 def test_damaged_footers_and_messages_are_baton_errors(workshop: Any) -> None:
     """A damaged message or footer ends in an error of Baton, not of another library, and not in a crash."""
-    for name in ("t.parquet", "t.arrow"):
+    for name in ("t.parquet", "t.arrow", "t.feather"):
         good = write(workshop, name, people(20)).read_bytes()
-        places = range(len(good) - 1500, len(good), 97) if name == "t.parquet" else range(0, 1500, 97)
-        for place in places:
+        ends = range(len(good) - 1500, len(good), 97)
+        for place in {"t.parquet": ends, "t.arrow": range(0, 1500, 97)}.get(name, [*range(1100, 1900, 41), *ends]):
             data = bytearray(good)
             data[place] ^= 0xFF
             workshop.write(name, bytes(data))
@@ -351,6 +456,106 @@ def test_damaged_footers_and_messages_are_baton_errors(workshop: Any) -> None:
 
 
 def test_pyarrow_is_not_imported_for_other_sources() -> None:
-    code = "import sys, tasks.prepare_data.sources.registry; print('pyarrow' in sys.modules)"
+    code = "import sys, baton.tasks.prepare_data.sources.registry; print('pyarrow' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False"]
+
+
+def as_polars(data: bytes) -> bytes:
+    """An Arrow file whose schema, at its beginning, has no size in front, as `write_ipc` of polars writes it."""
+    size = int.from_bytes(data[12:16], "little")
+    return data[:8] + data[16 : 16 + size] + bytes(8) + data[16 + size :]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("form", ["polars", "legacy file", "legacy stream"])
+def test_arrow_of_other_writers_is_read(workshop: Any, form: str, copy: bool) -> None:
+    table = people().select(["age", "name", "point", "kind"])
+    file, new = workshop.code / "t.arrow", ipc.new_stream if form == "legacy stream" else ipc.new_file
+    with new(str(file), table.schema, options=ipc.IpcWriteOptions(use_legacy_format=form != "polars")) as writer:
+        writer.write_table(table, max_chunksize=7)
+    if form == "polars":
+        file.write_bytes(as_polars(file.read_bytes()))
+    options = {"path": "t.arrow", "x": ["age", "name", "point"], "y": "kind", "copy": copy}
+    ref = workshop.prepare("table", options, validation_fraction=0, **({} if copy else {"shard_examples": 10}))
+    if copy:
+        rows = sorted(workshop.examples(ref), key=lambda row: row["x/age"])
+        found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    else:
+        _, found = values_in_place(workshop, ref)
+    np.testing.assert_array_equal(found["x/age"], np.arange(ROWS))
+    np.testing.assert_array_equal(found["x/point"], np.arange(2 * ROWS).reshape(ROWS, 2))
+    assert found["x/name"].tolist() == [f"n{number}".encode() for number in range(ROWS)]
+
+
+def bomb_of_zeros(file: Path) -> None:
+    zeros = pa.table({"a": np.zeros(40_000_000, np.int32), "y": np.zeros(40_000_000, np.int8)})
+    parquet.write_table(zeros, file, row_group_size=40_000_000, compression="zstd")
+
+
+def bomb_of_texts(file: Path) -> None:
+    texts = pa.DictionaryArray.from_arrays(np.zeros(3000, np.int32), ["t" * 1_000_000])
+    parquet.write_table(pa.table({"a": texts, "y": np.arange(3000)}), file, compression="zstd", store_schema=False)
+
+
+def bomb_of_buffers(file: Path) -> None:
+    zeros = pa.table({"a": np.zeros(20_000_000), "y": np.zeros(20_000_000)})
+    with ipc.new_file(str(file), zeros.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(zeros)
+
+
+def bomb_of_nulls(file: Path) -> None:
+    nulls = pa.table({"a": pa.nulls(1 << 30), "y": pa.nulls(1 << 30)})
+    with ipc.new_file(str(file), nulls.schema) as writer:
+        writer.write_table(nulls, max_chunksize=1 << 30)
+
+
+def bomb_of_lists(file: Path, rows: int = 3000, text_bytes: int = 1_000_000) -> None:
+    texts = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), ["t" * text_bytes])
+    lists = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), texts)
+    parquet.write_table(pa.table({"a": lists, "y": np.arange(rows)}), file, compression="zstd", store_schema=False)
+
+
+def bomb_of_lists_of_long_texts(file: Path) -> None:
+    bomb_of_lists(file, 30, 6_000_000)
+
+
+def bomb_of_compressed_texts(file: Path) -> None:
+    texts = [f"{number}{'t' * 1_000_000}" for number in range(200)]
+    parquet.write_table(pa.table({"a": texts, "y": np.arange(200)}), file, compression="zstd", use_dictionary=False)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        *(bomb_of_zeros, bomb_of_lists, bomb_of_lists_of_long_texts, bomb_of_compressed_texts),
+        *(bomb_of_buffers, bomb_of_nulls),
+    ],
+)
+def test_few_bytes_do_not_become_gigabytes(workshop: Any, bomb: Callable[[Path], None], copy: bool) -> None:
+    name = "t.arrow" if bomb in {bomb_of_buffers, bomb_of_nulls} else "t.parquet"
+    bomb(workshop.code / name)
+    before = pa.total_allocated_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    of_lists = bomb in {bomb_of_lists, bomb_of_lists_of_long_texts}
+    options = {"shapes": {"a": [1]}} if of_lists else {} if bomb is bomb_of_compressed_texts else {"fill": 0}
+    fault = refused(workshop, {"path": name, "x": "a", "y": "y", "copy": copy, **options})
+    assert "bytes in memory, and" in str(fault)
+    assert "set data.options.decoded_bytes to " in str(fault)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1] < 200 << 10  # KiB
+
+
+def test_one_text_in_all_rows_is_held_once(workshop: Any) -> None:
+    bomb_of_texts(workshop.code / "t.parquet")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ref = workshop.prepare("table", {"path": "t.parquet", "x": "a", "y": "y"}, validation_fraction=0)
+    assert [each.dtype for each in load_manifest(workshop.storage, ref).features] == ["string", "int64"]
+    assert ref.train_examples == 3000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
+
+
+def test_the_bound_of_memory_can_be_raised(workshop: Any) -> None:
+    write(workshop, "t.parquet", people())
+    options = {"path": "t.parquet", "x": "age", "y": "kind"}
+    assert "data.options.decoded_bytes to 112 or more" in str(refused(workshop, {**options, "decoded_bytes": 100}))
+    workshop.prepare("table", {**options, "decoded_bytes": 112})

@@ -11,12 +11,12 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.errors import DamagedDataset, InvalidInput
+from baton.tasks.foundation.contracts.dataset import Feature
+from baton.tasks.foundation.dataset.manifest import load_manifest, manifest_path
+from baton.tasks.foundation.errors import BatonError, DamagedDataset, InvalidInput
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.tars import example, members_of, npy, tar, tar_of
-from tests.support.tfrecords import numbers, read_epoch
+from tests.support.tfrecords import numbers, png, read_epoch
 
 OPTIONS = {
     "path": "shards/*.tar",
@@ -52,7 +52,7 @@ def test_ranges_hold_whole_examples_of_each_file(workshop: Any, monkeypatch: pyt
     files = [workshop.write(f"shards/{name}.tar", tar(*some)) for name, some in (("a", range(7)), ("b", range(7, 8)))]
     for shard_examples, counts in ((3, [3, 3, 1, 1]), (100, [7, 1]), (None, [2, 2, 2, 1, 1])):
         # An example has 5 files, each with its header, and its image takes one block.
-        monkeypatch.setattr("tasks.prepare_data.sources.tar_files._RANGE_BYTES", 2 * 5 * 1024)
+        monkeypatch.setattr("baton.tasks.prepare_data.sources.tar_files._RANGE_BYTES", 2 * 5 * 1024)
         ref = workshop.prepare("tar", OPTIONS, shard_examples=shard_examples, validation_fraction=0)
         shards = load_manifest(workshop.storage, ref).train
         assert [shard.records_held for shard in shards] == counts
@@ -114,7 +114,7 @@ def test_files_on_cloud_storage_survive_damage_in_transit(workshop: Any, cloud: 
 def test_preparing_twice_reads_no_content(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("shards/a.tar", tar(1, 2, 3))
     first = workshop.prepare("tar", OPTIONS)
-    monkeypatch.setattr("tasks.prepare_data.sources.tar_files.planned_ranges", None)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.tar_files.planned_ranges", None)
     assert workshop.prepare("tar", OPTIONS) == first.model_copy(update={"already_prepared": True})
 
 
@@ -224,7 +224,7 @@ MALFORMED = {
     "image is damaged": "a.tar, row 1: 'jpg;png' is a PNG that is truncated or damaged",
     "image is GIF": "a.tar, row 1: 'jpg;png' is GIF; save it as JPEG or PNG",
     "other dtype": r"example 'd/0002' at byte 5120: npy is float64\[2\], not float32\[2\] as in the first example",
-    "pickle": "its npy has the dtype object; .*pickled objects are not read",
+    "pickle": "its npy has dtype object; .*pickled objects are not read",
     "label is text": "its class is b'cat', which is no integer",
     "label is no class": r"a.tar, row 1: label y is 10, outside of \[0, 10\)",
     "NaN": r"a.tar, row 1: x/array contains nan at \[1\]",
@@ -238,3 +238,17 @@ def test_malformed_tar_files_are_refused(workshop: Any, name: str) -> None:
         workshop.prepare("tar", OPTIONS, classes=10)
     assert str(file) in str(refused.value) or name in {"empty", "no example"}
     assert workshop.files() == {}
+
+
+@pytest.mark.parametrize("names", [("2024.01.jpg", "2024.01.cls"), ("a.png", "a.cls", "b.v2.png", "b.cls")])
+def test_dots_in_names_are_explained(workshop: Any, names: tuple[str, ...]) -> None:
+    workshop.write("shards/a.tar", tar_of([(name, b"1" if name.endswith("cls") else png(1)) for name in names]))
+    with pytest.raises(BatonError, match="a suffix begins at the first dot of a file's name, so write no other dots"):
+        workshop.prepare("tar", {"path": "shards", "x": "jpg;png", "y": "cls", "size": 4})
+
+
+def test_names_without_more_dots_are_read(workshop: Any) -> None:
+    """What the message above says helps."""
+    workshop.write("shards/a.tar", tar_of([("2024_01.png", png(1)), ("2024_01.cls", b"1")]))
+    options = {"path": "shards", "x": "jpg;png", "y": "cls", "size": 4}
+    assert workshop.prepare("tar", options, validation_fraction=0).train_examples == 1

@@ -2,22 +2,18 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.dataset.shards import original_read_errors
-from tasks.foundation.errors import BatonError, DamagedDataset, RunFileError, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data.sources.tfrecord_files import read_records
-from tests.support.tfrecords import write_array_record
+from baton.tasks.foundation.dataset.manifest import load_manifest, manifest_path
+from baton.tasks.foundation.dataset.shards import original_read_errors
+from baton.tasks.foundation.errors import BatonError, DamagedDataset
+from baton.tasks.foundation.storage.memory import MemoryStorage
 
 FOLDER = Path(__file__).parent / "tfds"
 OPTIONS = {"path": "shapes/1.0.0"}
@@ -33,17 +29,6 @@ def shapes(workshop: Any) -> Path:
     return Path(target / "1.0.0")
 
 
-@pytest.fixture
-def array_records(shapes: Path) -> Path:
-    """The same folder with ArrayRecord files, as TFDS writes them."""
-    for file in sorted(shapes.glob("*.tfrecord-*")):
-        records = [each.data for each in read_records([file.read_bytes()], where="")]
-        write_array_record(shapes / file.name.replace("tfrecord", "array_record"), records)
-        file.unlink()
-    edit(shapes / "dataset_info.json", lambda document: document.update(fileFormat="array_record"))
-    return shapes
-
-
 def edit(file: Path, change: Callable[[Any], object]) -> None:
     document = json.loads(file.read_text())
     change(document)
@@ -51,7 +36,7 @@ def edit(file: Path, change: Callable[[Any], object]) -> None:
 
 
 def train(workshop: Any, ref: Any) -> list[Any]:
-    from tasks.foundation.dataset import read
+    from baton.tasks.foundation.dataset import read
 
     with original_read_errors():
         dataset = read.training_dataset(
@@ -60,12 +45,9 @@ def train(workshop: Any, ref: Any) -> list[Any]:
         return list(islice(dataset.as_numpy_iterator(), ref.train_examples))
 
 
-@pytest.mark.parametrize("form", ["shapes", "array_records"])
+@pytest.mark.usefixtures("shapes")
 @pytest.mark.parametrize("copy", [False, True])
-def test_every_kind_of_feature_is_read_as_tfds_reads_it(
-    workshop: Any, request: pytest.FixtureRequest, copy: bool, form: str
-) -> None:
-    request.getfixturevalue(form)
+def test_every_kind_of_feature_is_read_as_tfds_reads_it(workshop: Any, copy: bool) -> None:
     x = {key.replace("/", "_"): key for key in (*KEYS, *NESTED)}
     options = {**OPTIONS, "x": x, "y": "label", "sample_weight": "weight", "copy": copy}
     ref = workshop.prepare("tfds", options, validation_fraction=0)
@@ -126,50 +108,7 @@ def test_changed_file_is_refused_by_name(workshop: Any, shapes: Path) -> None:
         train(workshop, ref)
 
 
-def test_changed_array_record_is_refused_by_name(workshop: Any, array_records: Path) -> None:
-    ref = workshop.prepare("tfds", OPTIONS, validation_fraction=0)
-    file = array_records / "shapes-train.array_record-00001-of-00002"
-    data = bytearray(file.read_bytes())
-    data[1500] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(DamagedDataset, match=r"train\.array_record-00001-of-00002 has .* restore the original file"):
-        train(workshop, ref)
-
-
-@pytest.mark.parametrize("kind", ["truncated", "damaged", "other", "counted", "features", "package", "shard_examples"])
-def test_malformed_array_records_are_refused(
-    workshop: Any, array_records: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    file = array_records / "shapes-train.array_record-00001-of-00002"
-    data = file.read_bytes()
-    expected = f"{file}: is no whole ArrayRecord file"
-    settings: dict[str, Any] = {}
-    if kind == "truncated":
-        file.write_bytes(data[:-100])
-    elif kind == "damaged":
-        file.write_bytes(data[:1500] + b"damage" + data[1506:])
-    elif kind == "other":
-        file.write_bytes(b"another file")
-    elif kind == "counted":
-        shutil.copy(array_records / "shapes-test.array_record-00001-of-00002", file)
-        expected = f"{file}: 'vector' has 2 values from byte 0 on, not 5"
-    elif kind == "features":
-        kind_of("vector", "tensorflow_datasets.core.features.class_label_feature.ClassLabel")(array_records)
-        expected = "shapes-train.array_record-00000-of-00002: its records are not as their features say: "
-    elif kind == "package":
-        monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-        expected = "ArrayRecord files need the package array-record"
-    else:
-        settings, expected = {"shard_examples": 5}, "data.shard_examples: 5: "
-    with pytest.raises(BatonError) as refused:
-        workshop.prepare("tfds", {**OPTIONS, "x": "vector"}, **settings)
-    assert (refused.value.exit_code, expected in str(refused.value)) == (2, True), str(refused.value)
-    assert workshop.files() == {}
-
-
-@pytest.mark.parametrize("form", ["shapes", "array_records"])
-def test_folder_in_a_store_is_the_same_dataset(workshop: Any, request: pytest.FixtureRequest, form: str) -> None:
-    shapes = request.getfixturevalue(form)
+def test_folder_in_a_store_is_the_same_dataset(workshop: Any, shapes: Path) -> None:
     storage = MemoryStorage("tfds-test")
     storage.delete("")
     for file in shapes.iterdir():
@@ -177,34 +116,6 @@ def test_folder_in_a_store_is_the_same_dataset(workshop: Any, request: pytest.Fi
     near, far = (workshop.prepare("tfds", {"path": path}) for path in ("shapes/1.0.0", "memory://tfds-test/shapes/"))
     assert far.content_digest == near.content_digest
     assert len(train(workshop, far)) == far.train_examples == 9
-
-
-@pytest.mark.usefixtures("shapes")
-def test_dataset_with_a_name_is_read_where_it_was_prepared(workshop: Any) -> None:
-    first = workshop.prepare("tfds", OPTIONS)
-    for name in ("shapes/1.0.0", "shapes:1.0.0"):
-        named = workshop.prepare("tfds", {"name": name, "data_dir": "."})
-        assert named.content_digest == first.content_digest
-    again = workshop.prepare("tfds", {"name": "shapes:1.0.0", "data_dir": "."})
-    assert again.already_prepared
-
-
-def test_dataset_with_a_name_is_prepared_by_tfds(workshop: Any, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"name": "forms/1.0.0", "data_dir": "elsewhere"}
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(RunFileError, match=r"elsewhere/forms/1\.0\.0 is not there.*baton-relay\[tfds\]"):
-        workshop.prepare("tfds", options)
-
-    def builder(name: str, *, data_dir: str) -> Any:
-        assert (name, data_dir) == ("forms:1.0.0", str(workshop.code / "elsewhere"))
-        return SimpleNamespace(
-            download_and_prepare=lambda: shutil.copytree(shapes, workshop.code / "elsewhere/forms/1.0.0")
-        )
-
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
-    assert workshop.prepare("tfds", options).train_examples == 9
-    with pytest.raises(SourceError, match=r"'forms/2\.0\.0': tensorflow-datasets cannot prepare it"):
-        workshop.prepare("tfds", {**options, "name": "forms/2.0.0"})
 
 
 def kind_of(key: str, kind: str) -> Callable[[Path], None]:
@@ -251,7 +162,11 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]]
     "a list": (lambda folder: (folder / "dataset_info.json").write_text("[]"), {}, ["dataset_info.json: it is not an"]),
     "unknown split": (nothing, {"split": "tset"}, ["data.options.split: 'tset'", "did you mean test?"]),
     "part of a split": (nothing, {"split": "train[:80%]"}, ["'train[:80%]'", "data.validation_fraction"]),
-    "file format": (info(lambda each: each.update(fileFormat="riegeli")), {}, ["'riegeli'", "file_format=tfrecord"]),
+    "file format": (
+        info(lambda each: each.update(fileFormat="array_record")),
+        {},
+        ["'array_record'", "file_format=tfrecord"],
+    ),
     "lengths": (info(lambda each: each["splits"][0].update(shardLengths=["six"])), {}, ["shardLengths", "not numbers"]),
     "empty split": (info(lambda each: each["splits"][0].update(shardLengths=[])), {}, ["'train' has no examples"]),
     "other length": (
@@ -280,10 +195,6 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]]
     "resized labels": (nothing, {"x": "mask", "size": [2, 2]}, ["'mask': is an image of labels"]),
     "optional": (nothing, {"x": "maybe"}, ["'maybe': is optional"]),
     "nested dataset": (nothing, {"x": "rows"}, ["'rows': is of the kind Dataset"]),
-    "path and name": (nothing, {"name": "shapes/1.0.0"}, ["data.options.name: 'shapes/1.0.0': set one of them"]),
-    "no version": (nothing, {"path": None, "name": "shapes"}, ["'shapes': has no version", "mnist/3.0.1"]),
-    "any version": (nothing, {"path": None, "name": "shapes:1.*.*"}, ["has no version"]),
-    "name of a folder": (nothing, {"path": None, "name": "../shapes/1.0.0"}, ["is not a name of a dataset"]),
 }
 
 

@@ -9,11 +9,11 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.errors import DamagedDataset, SourceError
-from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data.sources.tfrecord_files import read_records
-from tasks.prepare_data.split import split
+from baton.tasks.foundation.dataset.manifest import load_manifest, manifest_path
+from baton.tasks.foundation.errors import DamagedDataset, SourceError
+from baton.tasks.foundation.storage.memory import MemoryStorage
+from baton.tasks.prepare_data.sources.tfrecord_files import read_records
+from baton.tasks.prepare_data.split import split
 from tests.support.tfrecords import PLAIN, file_of, numbers, png, read_epoch, record
 
 
@@ -78,7 +78,7 @@ def test_ranges_have_about_the_size_of_a_shard(
     workshop: Any, files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files(30)
-    monkeypatch.setattr("tasks.prepare_data.sources.tfrecord_files._RANGE_BYTES", 1000)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.tfrecord_files._RANGE_BYTES", 1000)
     ref = workshop.prepare("tfrecord", PLAIN, validation_fraction=0)
     sizes = [shard.size for shard in load_manifest(workshop.storage, ref).train]
     assert len(sizes) > 4
@@ -127,7 +127,7 @@ def test_preparing_twice_reads_nothing_and_writes_nothing(
     files(10, 5)
     first = workshop.prepare("tfrecord", PLAIN)
     before = workshop.files()
-    monkeypatch.setattr("tasks.prepare_data.sources.source_files.SourceFile.reading", None)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.source_files.SourceFile.reading", None)
     assert workshop.prepare("tfrecord", PLAIN) == first.model_copy(update={"already_prepared": True})
     assert workshop.files() == before
 
@@ -159,7 +159,7 @@ def test_file_changed_while_reading_is_refused(
 ) -> None:
     made = files(10, 5)
     workshop.emit = lambda _: workshop.write("records/part-0", made["part-1"])
-    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 12)
+    monkeypatch.setattr("baton.tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 12)
     with pytest.raises(SourceError, match=r"part-0: changed while it was being read"):
         workshop.prepare("tfrecord", PLAIN)
     assert workshop.files() == {}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.tfrecord_files import read_records
+from baton.tasks.foundation.errors import SourceError
+from baton.tasks.prepare_data.sources.tfrecord_files import read_records
 from tests.support.tfrecords import PLAIN, file_of, record
 
 
@@ -68,8 +68,8 @@ def test_compressed_files_are_copied_or_refused(workshop: Any, kind: str) -> Non
 def test_compressed_files_of_several_streams_and_truncated_ones(
     workshop: Any, files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.tfrecord_files._MAX_BLOCK_BYTES", 50)
-    monkeypatch.setattr("tasks.prepare_data.sources.source_files._BLOCK_BYTES", 64)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.tfrecord_files._MAX_BLOCK_BYTES", 50)
+    monkeypatch.setattr("baton.tasks.prepare_data.sources.source_files._BLOCK_BYTES", 64)
     plain = files(20, write=False)["part-0"]
     copied = {**PLAIN, "copy": True}
     pieces = gzip.compress(plain[:333]) + gzip.compress(plain[333:])

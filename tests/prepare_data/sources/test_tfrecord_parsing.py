@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import SourceError
+from baton.tasks.foundation.errors import SourceError
 from tests.support.tfrecords import PLAIN, SPEC, file_of, png, record
 
 LATER: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {

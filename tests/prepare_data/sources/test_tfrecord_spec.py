@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import RunFileError
+from baton.tasks.foundation.errors import RunFileError
 from tests.support.tfrecords import PLAIN, SPEC, file_of
 
 

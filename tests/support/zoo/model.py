@@ -129,6 +129,26 @@ def counting() -> Any:
     return _compiled(_dense(), metrics=[layers.CountRight()])
 
 
+def combined() -> Any:
+    """Several inputs and outputs, and most of what the models above keep beside their weights."""
+    left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
+    y = keras.layers.Concatenate()([left, right])
+    for layer in (layers.RawVariable(), layers.GeneratorNoise(), layers.SeededNoise()):
+        y = layer(y)
+    y = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(y))
+    y = keras.layers.Reshape((3, 2))(y)
+    y = keras.layers.Flatten()(keras.layers.MultiHeadAttention(2, 2, dropout=0.3)(y, y))
+    outputs = {"kind": keras.layers.Dense(3, name="kind")(y), "size": keras.layers.Dense(1, name="size")(y)}
+    model = keras.Model({"left": left, "right": right}, outputs)
+    averages = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 4}
+    model.compile(
+        keras.optimizers.Adam(0.05, gradient_accumulation_steps=3, **averages),
+        loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+        metrics={"kind": ["accuracy", layers.CountRight()], "size": ["mae"]},
+    )
+    return model
+
+
 def adversaries() -> Any:
     model = layers.Adversaries()
     maker, judge = keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01)

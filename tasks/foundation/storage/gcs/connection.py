@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-from tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
-from tasks.foundation.storage.gcs.refusals import may_end, refusal
-from tasks.foundation.storage.gcs.responses import (
+from baton.tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
+from baton.tasks.foundation.storage.gcs.refusals import may_end, refusal
+from baton.tasks.foundation.storage.gcs.responses import (
     UNAUTHORIZED,
     BodyTooLarge,
     ChecksumMismatch,
@@ -30,7 +30,7 @@ from tasks.foundation.storage.gcs.responses import (
     Response,
     message_of,
 )
-from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE, Deadline
+from baton.tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE, Deadline
 
 # Google's own client libraries read the address of a local server from this variable, too.
 _LOCAL_SERVER = "STORAGE_EMULATOR_HOST"

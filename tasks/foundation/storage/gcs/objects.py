@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tasks.foundation.contracts.home_files import too_large
-from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, connect, retrying, send
-from tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
-from tasks.foundation.storage.gcs.responses import (
+from baton.tasks.foundation.contracts.home_files import too_large
+from baton.tasks.foundation.errors import BatonError, StorageError
+from baton.tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, connect, retrying, send
+from baton.tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
+from baton.tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
     SETTINGS_FIELDS,
     UNAUTHORIZED,
@@ -41,7 +41,7 @@ from tasks.foundation.storage.gcs.responses import (
     settings_of,
     whole_size_of,
 )
-from tasks.foundation.storage.transfers import checksum_bytes, parallel_map
+from baton.tasks.foundation.storage.transfers import checksum_bytes, parallel_map
 
 _T = TypeVar("_T")
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
@@ -236,7 +236,6 @@ def read_object(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
     """A whole object.
 
     Args:
-        bucket: the bucket.
         key: the object's name.
         most_bytes: the number of bytes not to read beyond; None: any number.
 
@@ -296,7 +295,6 @@ def read_parts(
     The first part comes alone if the size is not known: its answer has the size of the whole.
 
     Args:
-        bucket: the bucket.
         key: the object's name.
         take: called with each part and its offset from `begin`, from several threads and in any order.
         begin: offset in bytes.
@@ -349,8 +347,6 @@ def delete_all(bucket: Bucket, keys: Sequence[str], *, workers: int) -> None:
     """Delete objects; those that do not exist are skipped.
 
     Args:
-        bucket: the bucket.
-        keys: names of the objects.
         workers: the maximum number of requests side by side.
 
     Raises:

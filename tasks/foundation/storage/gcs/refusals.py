@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.messages import abridged
-from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, Settings, message_of
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.errors import StorageError, StoreRefused
+from baton.tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, Settings, message_of
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from baton.tasks.foundation.text import abridged
 
 _FORBIDDEN = 403
 _VERBS = {

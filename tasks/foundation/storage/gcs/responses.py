@@ -24,7 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
-from tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.interface import FileStat
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy

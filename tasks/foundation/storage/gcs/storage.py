@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object, read_parts
-from tasks.foundation.storage.gcs.refusals import check_settings, compressed_object
-from tasks.foundation.storage.gcs.responses import Resource, Settings
-from tasks.foundation.storage.gcs.uploads import Payload, create_object, put_object
-from tasks.foundation.storage.interface import FileStat, is_inside, require_inside
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Parts, local_target, parallel_map
+from baton.tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object, read_parts
+from baton.tasks.foundation.storage.gcs.refusals import check_settings, compressed_object
+from baton.tasks.foundation.storage.gcs.responses import Resource, Settings
+from baton.tasks.foundation.storage.gcs.uploads import Payload, create_object, put_object
+from baton.tasks.foundation.storage.interface import FileStat, is_inside, require_inside
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, Parts, local_target, parallel_map
 
 # The number of parallel transfers and the bytes of each in memory: a checkpoint of any size takes twice the product.
 _TRANSFERS = 8
@@ -34,7 +34,6 @@ class CloudStorage:
         """Create the storage without sending a request.
 
         Args:
-            bucket: its name.
             prefix: without slashes at its ends; may be empty.
             policy: how long to wait for the store; left out: from the environment.
             guarded: whether to refuse names that are not plain relative paths, see `require_inside`.

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.gcs.connection import BLOCK_BYTES, Retry, retrying
-from tasks.foundation.storage.gcs.objects import Bucket
-from tasks.foundation.storage.gcs.refusals import bucket_missing
-from tasks.foundation.storage.gcs.responses import (
+from baton.tasks.foundation.errors import StorageError
+from baton.tasks.foundation.storage.gcs.connection import BLOCK_BYTES, Retry, retrying
+from baton.tasks.foundation.storage.gcs.objects import Bucket
+from baton.tasks.foundation.storage.gcs.refusals import bucket_missing
+from baton.tasks.foundation.storage.gcs.responses import (
     PRECONDITION_FAILED,
     ChecksumMismatch,
     ErrorResponse,
@@ -27,8 +27,8 @@ from tasks.foundation.storage.gcs.responses import (
     resource_of,
     session_url_of,
 )
-from tasks.foundation.storage.interface import FileStat
-from tasks.foundation.storage.transfers import checksum_file, extend_crc32c
+from baton.tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.transfers import checksum_file, extend_crc32c
 
 _GONE = 410
 
@@ -150,9 +150,7 @@ def _insert_once(
     """Send one multipart upload without retries; returns the store's description of the new object.
 
     Args:
-        bucket: the bucket.
         key: the object's name.
-        payload: its bytes.
         more: further metadata.
         options: parameters of the query.
     """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs
 
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs
 
 
@@ -32,7 +32,7 @@ def test_address_that_is_no_servers_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_local_server_gets_anonymous_requests(monkeypatch: pytest.MonkeyPatch, cloud: FakeGcs) -> None:
-    from tasks.foundation.storage.gcs.connection import connect
+    from baton.tasks.foundation.storage.gcs.connection import connect
 
     monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
     files = connect()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import FileTooShort, StorageError, StoreRefused
-from tasks.foundation.storage.gcs import objects
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.errors import FileTooShort, StorageError, StoreRefused
+from baton.tasks.foundation.storage.gcs import objects
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -100,7 +100,7 @@ def test_bytes_compressed_by_a_proxy_are_rejected(cloud: FakeGcs) -> None:
 def test_parts_give_the_same_as_one_read(
     storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, size: int | None
 ) -> None:
-    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 9)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.storage._PART_BYTES", 9)
     storage.write("x", DATA)
     expected = DATA[begin:] if size is None else DATA[begin : begin + size]
     assert storage.download("x", tmp_path / "here", begin=begin, size=size) == checksum_bytes(expected)
@@ -118,7 +118,7 @@ def test_parts_of_a_file_come_side_by_side(
     storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first part's answer has the size of the file; the others then wait for each other in this test."""
-    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
     storage.write("x", DATA)
     together, read_range = threading.Barrier(4, timeout=60), objects.read_range
 
@@ -134,7 +134,7 @@ def test_parts_of_a_file_come_side_by_side(
 def test_an_object_replaced_between_parts_is_an_error(
     cloud: FakeGcs, storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
     storage.write("x", DATA)
     read_range = objects.read_range
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
-from tasks.foundation.storage.gcs.connection import RetryPolicy, is_transient
-from tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
-from tasks.foundation.storage.gcs.responses import ErrorResponse, Settings
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
+from baton.tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy, is_transient
+from baton.tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
+from baton.tasks.foundation.storage.gcs.responses import ErrorResponse, Settings
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.small_logs import begin
 
@@ -27,34 +27,35 @@ QUICK = RetryPolicy(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01)
 ROLE = "roles/storage.objectUser"
 
 
-# Requests one object with Google's default credentials, and prints the result.
+# Requests one object with Google's default credentials, and prints the result: with those of each file that is given.
 PROGRAM = """
-import sys
-from tasks.foundation.errors import BatonError
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-if len(sys.argv) > 1:
+import os, sys
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+server, *files = sys.argv[1:]
+if server:
     # The fake at the real service's address, so that credentials are required.
     from gcsfs.core import GCSFileSystem
-    GCSFileSystem._location = property(lambda _: sys.argv[1])
-try:
-    policy = RetryPolicy(total_seconds=3, stall_seconds=2, first_wait_seconds=0.01)
-    print("exists:", CloudStorage("bucket", "", policy).exists("x"))
-except BatonError as error:
-    print(type(error).__name__, error.exit_code, error)
+    GCSFileSystem._location = property(lambda _: server)
+for file in files:
+    if file:
+        os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = file
+    try:
+        policy = RetryPolicy(total_seconds=3, stall_seconds=2, first_wait_seconds=0.01)
+        print("exists:", CloudStorage("bucket", "", policy).exists("x"))
+    except BatonError as error:
+        print(type(error).__name__, error.exit_code, error)
+    print("----")
 """
 
 
-def output_of(folder: Path, *arguments: str, **environment: str) -> str:
+def outputs_of(folder: Path, server: str, *files: str) -> list[str]:
+    """The output of a process that takes Google's default credentials from each file in turn; from none with ""."""
     plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "NO_GCE_CHECK": "true", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments],
-        env={**plain, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, server, *files]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)
+    return done.stdout.split("----\n")[:-1]
 
 
 def service_account(folder: Path, token_uri: str) -> Path:
@@ -82,25 +83,32 @@ def service_account(folder: Path, token_uri: str) -> Path:
     return file
 
 
-def test_missing_credentials_are_refused(tmp_path: Path) -> None:
-    output = output_of(tmp_path)
-    assert output.startswith("StoreRefused 2 gs://bucket/x: no credentials for Cloud Storage found.")
-    assert "gcloud auth application-default login" in output
-    assert "GOOGLE_APPLICATION_CREDENTIALS" in output
+def test_missing_and_unusable_credentials_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "torn").write_text("{")
+    (tmp_path / "empty").write_text("{}")
+    unusable = {
+        "absent": "not found", "torn": "valid json", "folder": "Is a directory", "empty": "type",
+        "pipe": "regular file",
+    }  # fmt: skip
+    missing, *others = outputs_of(tmp_path, "", "", *(str(tmp_path / name) for name in unusable))
+    assert missing.startswith("StoreRefused 2 gs://bucket/x: no credentials for Cloud Storage found.")
+    assert "gcloud auth application-default login" in missing
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in missing
+    for (name, message), output in zip(unusable.items(), others, strict=True):
+        cannot = f"GOOGLE_APPLICATION_CREDENTIALS={tmp_path / name} cannot be used ("
+        assert output.startswith(f"StoreRefused 2 gs://bucket/x: {cannot}")
+        assert message in output
 
 
-def test_rejected_token_of_service_account_is_renewed(tmp_path: Path) -> None:
+def test_rejected_token_is_renewed_or_the_clock_is_suspected(tmp_path: Path) -> None:
     with FakeGcs(require_token=True) as server:
-        file = service_account(tmp_path, f"{server.url}/_fake/token")
-        assert output_of(tmp_path, server.url, GOOGLE_APPLICATION_CREDENTIALS=str(file)) == "exists: False\n"
+        file = str(service_account(tmp_path, f"{server.url}/_fake/token"))
+        assert outputs_of(tmp_path, server.url, file) == ["exists: False\n"]
         assert server.counts["GET", "object.get"] == 1
-
-
-def test_wrong_clock_is_suggested(tmp_path: Path) -> None:
-    with FakeGcs(require_token=True) as server:
         server.control.refuse = True
-        file = service_account(tmp_path, f"{server.url}/_fake/token")
-        output = output_of(tmp_path, server.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
+        (output,) = outputs_of(tmp_path, server.url, file)
     assert output.startswith("StoreRefused 2 gs://bucket/x: Google rejects these credentials, most likely because")
     assert "this machine's clock is wrong: it shows 20" in output
     assert "timedatectl set-ntp true" in output
@@ -222,23 +230,6 @@ def test_status_412_alone_does_not_mean_the_file_exists(cloud: FakeGcs, verb: st
     with pytest.raises(StorageError, match="the store refused the request with 412") as error:
         getattr(storage, verb)(*arguments)
     assert type(error.value) is StorageError
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "not found"), ("{", "valid json"), ("folder", "Is a directory"), ("{}", "type"), ("pipe", "regular file")],
-)
-def test_unusable_credentials_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    file = tmp_path / "key.json"
-    if content == "folder":
-        file.mkdir()
-    elif content == "pipe":
-        os.mkfifo(file)
-    elif content is not None:
-        file.write_text(content)
-    output = output_of(tmp_path, GOOGLE_APPLICATION_CREDENTIALS=str(file))
-    assert output.startswith(f"StoreRefused 2 gs://bucket/x: GOOGLE_APPLICATION_CREDENTIALS={file} cannot be used (")
-    assert message in output
 
 
 def test_certificate_error_suggests_the_clock() -> None:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body>to the network</body></html>"
@@ -163,7 +163,7 @@ def filled(cloud: FakeGcs) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.storage._PART_BYTES", PART_BYTES)
 
 
 def cases(operation: Operation) -> list[tuple[str, str]]:

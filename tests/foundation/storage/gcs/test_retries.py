@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.errors import StorageError, StoreUnreachable
-from tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, is_transient, retrying
-from tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Deadline
+from baton.tasks.foundation.errors import StorageError, StoreUnreachable
+from baton.tasks.foundation.storage.gcs.connection import Retry, RetryPolicy, is_transient, retrying
+from baton.tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE, Deadline
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 GAVE_UP = re.compile(r"gave up after (?:(\d+) attempts|one attempt) in (\d+\.\d) s \(BATON_STORAGE_PATIENCE_SECONDS=")
@@ -197,7 +197,7 @@ def test_process_deadline_ends_waits_in_other_threads(cloud: FakeGcs, fault: dic
 
 def test_slow_response_is_still_read_after_the_deadline(cloud: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes arrive slowly for five seconds; four seconds without any would end the request."""
-    monkeypatch.setattr("tasks.foundation.storage.gcs.connection.LAST_SECONDS", 4.0)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.connection.LAST_SECONDS", 4.0)
     storage = CloudStorage("bucket", "", PATIENT)
     PROCESS_DEADLINE.start(0.0)
     data = b"committed" * 20_000

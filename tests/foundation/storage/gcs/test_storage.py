@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.interface import FileStat
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.interface import FileStat
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -69,7 +69,7 @@ def test_repeated_upload_corruption_is_an_error(
 ) -> None:
     (tmp_path / "file").write_bytes(LARGE if large else b"small")
     if not compares:  # without a checksum, the store keeps what arrives
-        monkeypatch.setattr("tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
+        monkeypatch.setattr("baton.tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
     message = (
         "the store received other bytes than were sent"
         if compares
@@ -147,7 +147,7 @@ def test_copy_moves_no_bytes_out_of_the_bucket(cloud: FakeGcs, storage: CloudSto
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.WARNING, logger="tasks.foundation.storage"):
+    with caplog.at_level(logging.WARNING, logger="baton.tasks.foundation.storage"):
         yield caplog
 
 
@@ -192,7 +192,7 @@ def test_unreachable_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
 def test_invalid_patience_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    from tasks.foundation.errors import InvalidInput
+    from baton.tasks.foundation.errors import InvalidInput
 
     monkeypatch.setenv("BATON_STORAGE_PATIENCE_SECONDS", value)
     with pytest.raises(InvalidInput, match=f"BATON_STORAGE_PATIENCE_SECONDS={re.escape(value)} is not a number"):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.storage.gcs.connection import RetryPolicy
-from tasks.foundation.storage.gcs.responses import without_queries
-from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import checksum_bytes
+from baton.tasks.foundation.errors import StorageError, StoreRefused
+from baton.tasks.foundation.storage.gcs.connection import RetryPolicy
+from baton.tasks.foundation.storage.gcs.responses import without_queries
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -54,7 +54,7 @@ def test_deleted_source_file_is_reported(
     file = tmp_path / "large"
     file.write_bytes(LARGE)
     monkeypatch.setattr(
-        "tasks.foundation.storage.gcs.uploads.checksum_file", lambda _: (file.unlink(), checksum_bytes(LARGE))[1]
+        "baton.tasks.foundation.storage.gcs.uploads.checksum_file", lambda _: (file.unlink(), checksum_bytes(LARGE))[1]
     )
     with pytest.raises(StorageError, match=r"large: cannot read the rest of the file \(No such file"):
         storage.upload(file, "ckpt.data")
@@ -147,7 +147,7 @@ def test_a_session_of_buffers_continues_within_a_buffer(cloud: FakeGcs, storage:
 def test_too_many_buffers_go_up_as_a_session(
     cloud: FakeGcs, storage: CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._ONE_REQUEST_BYTES", len(LARGE) - 1)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.storage._ONE_REQUEST_BYTES", len(LARGE) - 1)
     assert storage.write_buffers("ckpt.data", BUFFERS) == checksum_bytes(LARGE)
     assert cloud.store.bytes("bucket", "some/root/ckpt.data") == LARGE
     assert [one.kind for one in cloud.tally.sent] == ["upload.initiate", "upload.chunk"]
@@ -157,7 +157,7 @@ def test_other_bytes_in_the_store_are_an_error(
     cloud: FakeGcs, storage: CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a checksum in the request, the store keeps what arrives; its answer then says so."""
-    monkeypatch.setattr("tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
+    monkeypatch.setattr("baton.tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
     cloud.faults = FaultPlan.on("", "corrupt-upload", times=None)
     with pytest.raises(StorageError, match=r"sent \d+ bytes with crc32c \w+, the store has.*4 times"):
         storage.write_buffers("ckpt.data", BUFFERS)
@@ -171,7 +171,7 @@ def test_buffers_for_a_missing_bucket_are_refused(cloud: FakeGcs) -> None:  # no
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None  # importing it fails
-from tasks.foundation.storage.gcs.storage import CloudStorage
+from baton.tasks.foundation.storage.gcs.storage import CloudStorage
 CloudStorage("bucket", "light").create("log/00000000.json", b"{}")"""
 
 

@@ -1,19 +1,34 @@
 """Hosts that meet over real sockets, each in a thread: all go on, or all end with the same error."""
 
+import json
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
+from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
-from tasks.foundation.machine.agreement import Hello, Met, Patience, Verdict, _hello_from, _receive, _send, meet
-from tasks.foundation.machine.cluster import Cluster
-from tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, RunFileError
+from baton.tasks.foundation.machine import rendezvous
+from baton.tasks.foundation.machine.cluster import Cluster
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.machine.rendezvous import (
+    Hello,
+    Met,
+    Patience,
+    Proof,
+    Verdict,
+    _hello_from,
+    _mac,
+    _receive,
+    _send,
+    _Signature,
+    meet,
+)
 from tests.support.watching import wait_until
 from tests.support.worker_processes import free_addresses
 
@@ -36,15 +51,15 @@ class Hosts:
         refusal: BatonError | None = None,
         nothing_to_do: bool = False,
         patience: Patience = LONG,
+        proof: Proof | None = None,
     ) -> "Future[Met]":
         def note(text: str) -> None:
             self.notes.append(text)
             self.told.set()
 
         cluster = Cluster(tuple(addresses), host)
-        return self.pool.submit(
-            meet, cluster, refusal=refusal, nothing_to_do=nothing_to_do, patience=patience, note=note
-        )
+        settings: dict[str, Any] = {"refusal": refusal, "nothing_to_do": nothing_to_do, "patience": patience}
+        return self.pool.submit(meet, cluster, **settings, note=note, proof=proof)
 
 
 @pytest.fixture
@@ -87,6 +102,12 @@ def test_hosts_meet_in_any_order_and_keep_their_connections(hosts: Hosts, count:
         """The port is free although its connections are open."""
     for each in (chief, *found):
         each.close()
+
+
+def test_hosts_meet_at_ipv6_addresses(hosts: Hosts) -> None:
+    addresses = [each.replace("127.0.0.1", "[::1]") for each in free_addresses(2)]
+    for link in linked(*(hosts.start(addresses, host) for host in range(2)), outcomes=("admitted", "admitted")):
+        link.close()
 
 
 def test_a_host_that_does_not_come_is_named_and_has_its_time(hosts: Hosts) -> None:
@@ -195,6 +216,12 @@ def connected(address: str) -> socket.socket:
     return made[0]
 
 
+def hello_of(addresses: list[str], host: int, to: int = 0) -> bytes:
+    """A hello whose numbers nobody has checked."""
+    said = {"host": host, "to": to, "addresses": addresses, "process": "p", "where": "there", "outcome": "admitted"}
+    return json.dumps(said).encode()
+
+
 STRANGERS: dict[str, Callable[[socket.socket], object]] = {
     "nothing": lambda _: None,
     "a web browser": lambda connection: connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
@@ -222,6 +249,44 @@ def test_strangers_are_ignored(hosts: Hosts) -> None:
         connection.close()
 
 
+@pytest.mark.parametrize(("host", "to"), [(-1, 0), (-2, 0), (99, 0), (1, 7), (1, -7), (2, 0), (2**70, 0)])
+def test_who_is_no_host_of_the_list_joins_no_link(hosts: Hosts, host: int, to: int) -> None:
+    addresses = free_addresses(2)
+    chief = hosts.start(addresses, 0)
+    with connected(addresses[0]) as stranger:
+        _send(stranger, hello_of(addresses, host, to))
+        assert stranger.recv(1) == b"", "it is closed without an answer"
+        found = linked(chief, hosts.start(addresses, 1), outcomes=("admitted", "admitted"))
+    found[1].send("name", b"1")
+    assert found[0].gather("name", b"0", seconds=60) == [b"0", b"1"]
+    for link in found:
+        link.close()
+
+
+def test_connections_that_say_nothing_keep_no_host_away(hosts: Hosts) -> None:
+    """As soon as one is closed, another one comes."""
+    addresses, ended = free_addresses(2), Event()
+    chief = hosts.start(addresses, 0, patience=Patience(connect=15))
+
+    def come_again() -> None:
+        while not ended.is_set():
+            with (
+                suppress(OSError),
+                socket.create_connection(("127.0.0.1", int(addresses[0].rpartition(":")[2])), timeout=5) as stranger,
+            ):
+                stranger.sendall(b"baton")
+                stranger.recv(1)
+
+    with ThreadPoolExecutor(80) as strangers:
+        for _ in range(80):
+            strangers.submit(come_again)
+        try:
+            for link in linked(chief, hosts.start(addresses, 1), outcomes=("admitted", "admitted")):
+                link.close()
+        finally:
+            ended.set()
+
+
 def test_a_host_that_ends_while_it_waits_is_waited_for_again(hosts: Hosts) -> None:
     addresses = free_addresses(3)
     chief = hosts.start(addresses, 0)
@@ -240,7 +305,7 @@ def test_a_host_that_found_a_fault_and_ended_is_not_waited_for(hosts: Hosts) -> 
     fault = AcceleratorError("two processes are host 0")
     hello = Hello(host=1, to=0, addresses=tuple(addresses), process="p", where="there", outcome="admitted")
     with connected(addresses[0]) as other:
-        for message in (hello, Verdict(error=ErrorReport.of(fault))):
+        for message in (hello, _Signature(), Verdict(error=ErrorReport.of(fault))):
             _send(other, message.model_dump_json().encode())
         assert str(refused(chief)) == str(fault)
 
@@ -257,7 +322,8 @@ def test_a_host_that_ends_when_the_chief_has_all_hosts(hosts: Hosts, ends: str) 
         connected(addresses[0]) as other,
         listener.accept()[0] as reached,
     ):
-        _send(other, hello.model_dump_json().encode())
+        for message in (hello, _Signature()):
+            _send(other, message.model_dump_json().encode())
         _hello_from(reached, is_answer=False)
         _send(reached, hello.model_copy(update={"is_answer": True}).model_dump_json().encode())
         until = time.monotonic() + 60
@@ -270,3 +336,81 @@ def test_a_host_that_ends_when_the_chief_has_all_hosts(hosts: Hosts, ends: str) 
     if ends == "without a word":
         for link in linked(*all_hosts, hosts.start(addresses, 1), outcomes=("admitted",) * 3):
             link.close()
+
+
+class Storage(dict[str, bytes]):
+    """Files that hosts share."""
+
+    def proof(self, name: str, uri: str = "file:///shared") -> Proof:
+        file = f".probe-{name * 32}-hosts"
+        self[file] = b"known to host " + name.encode()
+        return Proof(file=file, secret=self[file], storage=uri, read=self.get)
+
+
+# What a stranger says to the chief, once as a host of the list without a file, and once with the name of a host's file.
+STRANGE_HELLOS: dict[str, dict[str, Any]] = {
+    "host 1": {},
+    "host 1 has refused": {"outcome": "refused", "refusal": ErrorReport.of(RunFileError("m")).model_dump(mode="json")},
+    "another list": {"addresses": ["10.0.0.1:2222", "10.0.0.2:2222"]},
+    "a second chief": {"host": 0, "chief": ["p", "there"]},
+    "led elsewhere": {"to": 1},
+}
+
+
+@pytest.mark.parametrize("file", ["", "1"])
+@pytest.mark.parametrize("says", STRANGE_HELLOS)
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_stranger_ends_no_run_and_joins_none(hosts: Hosts, says: str, file: str, to: int) -> None:
+    addresses, shared = free_addresses(2), Storage()
+    first = hosts.start(addresses, to, proof=shared.proof(str(to)))
+    said = {**json.loads(hello_of(addresses, 1 - to)), "to": to, **STRANGE_HELLOS[says]}
+    hello = json.dumps(said | {"proof": f".probe-{file * 32}-hosts" if file else ""}).encode()
+    with connected(addresses[to]) as stranger:
+        _send(stranger, hello)
+        nonce = _hello_from(stranger, is_answer=True).nonce
+        _send(stranger, _Signature(mac=_mac(b"guessed", nonce, hello)).to_json())
+        assert stranger.recv(1) == b""
+        other = hosts.start(addresses, 1 - to, proof=shared.proof(str(1 - to)))
+        for link in linked(first, other, outcomes=("admitted", "admitted")):
+            link.close()
+
+
+def test_secrets_are_not_sent_and_a_signature_holds_for_one_connection(hosts: Hosts) -> None:
+    addresses, shared = free_addresses(2), Storage()
+    chief = hosts.start(addresses, 0, proof=shared.proof("0"))
+    proof = shared.proof("1")
+    hello = json.dumps({**json.loads(hello_of(addresses, 1)), "proof": proof.file}).encode()
+    signature = b""
+    for is_first in (True, False):
+        with connected(addresses[0]) as other:
+            _send(other, hello)
+            answer = _hello_from(other, is_answer=True)
+            assert shared[answer.proof].decode() not in answer.model_dump_json()
+            signature = signature or _Signature(mac=_mac(proof.secret, answer.nonce, hello)).to_json()
+            _send(other, signature)
+            other.settimeout(1)
+            with suppress(TimeoutError):
+                assert other.recv(1) == b""
+                assert not is_first, "it has joined"
+    for link in linked(chief, hosts.start(addresses, 1, proof=proof), outcomes=("admitted", "admitted")):
+        link.close()
+
+
+@pytest.mark.parametrize(("uri", "words"), [("file:///other", ""), ("file:///shared", ", but that is another disk")])
+def test_a_host_that_sees_another_storage_is_refused_on_all(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, uri: str, words: str
+) -> None:
+    monkeypatch.setattr(rendezvous, "STORAGE_SECONDS", 0.5)
+    addresses, shared = free_addresses(3), Storage()
+    all_hosts = [hosts.start(addresses, host, proof=shared.proof(str(host))) for host in (0, 1)]
+    error = refused(*all_hosts, hosts.start(addresses, 2, proof=Storage().proof("2", uri)))
+    expected = f"host 2 sees another storage: file:///shared on host 0; {uri} on host 2{words}"
+    assert (str(error).splitlines()[0], error.exit_code) == (expected, 2)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_cannot_read_its_run_file_is_heard_without_a_storage(hosts: Hosts, who: int) -> None:
+    addresses, shared = free_addresses(2), Storage()
+    other = hosts.start(addresses, 1 - who, proof=shared.proof("0"))
+    error = refused(other, hosts.start(addresses, who, refusal=RunFileError("no such key")))
+    assert str(error) == f"host {who} refused: no such key"

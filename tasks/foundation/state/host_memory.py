@@ -6,26 +6,23 @@ belongs to the same model. Values of type bytes, such as the numbers of large ar
 after one zero byte, which JSON never has. The text has their places.
 
 A snapshot reads all variables at once (`HostValues`), and copies them into memory that is kept from one to the next
-(`PageBuffer`). While that is got ready, so are huge pages for what TensorFlow has allocated (`use_huge_pages`).
+(`PageBuffer`).
 """
 
-import ctypes
 import json
 import mmap
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import VariableRecord
-from tasks.foundation.model.variables import Leaf, components
-from tasks.foundation.state.digest import HOST, stored_name
+from baton.tasks.foundation.contracts.checkpoint import VariableRecord
+from baton.tasks.foundation.model.variables import Leaf, components
+from baton.tasks.foundation.state.digest import HOST, stored_name
 
 # Never of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
 _EMPTY = b"{}"
@@ -164,19 +161,12 @@ def _is_on_cpu(variable: Any) -> bool:
     return bool(tf.DeviceSpec.from_string(variable.device).device_type == "CPU")
 
 
-# 2 MiB, the size of a huge page.
-_PAGE_BYTES: Final = 2 << 20
+# An area grows in steps of this size, so a copy that is a little larger fits as well.
+_STEP_BYTES: Final = 2 << 20
 # Linux 5.14 and later: fill pages in, and leave their content alone. Python has no name for it.
 _MADV_POPULATE_WRITE: Final = 23
 # Filled in at a time: a few milliseconds, in which no other Python thread runs.
 _PART_BYTES: Final = 8 << 20
-# Linux 6.1 and later: put pages on a huge page now.
-_MADV_COLLAPSE: Final = 25
-_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# A mapping of /proc/self/smaps that is private, writable and no file's, and its bytes in memory.
-_ALLOCATED: Final = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ 00:00 0 *(?:\[heap\])?\n(?:.*\n)*?Rss: +([0-9]+) kB", re.MULTILINE
-)
 
 
 class PageBuffer:
@@ -194,12 +184,11 @@ class PageBuffer:
         """Bytes that are kept."""
         return 0 if self._area is None else len(self._area)
 
-    def reserve(self, size: int, *, huge_pages: bool = False) -> threading.Thread | None:
+    def reserve(self, size: int) -> threading.Thread | None:
         """Get memory for a copy of `size` bytes ready beside other work, if there is none yet.
 
         Args:
             size: of the copy, in bytes.
-            huge_pages: whether to get them for what the process has allocated as well (`use_huge_pages`).
 
         Returns:
             The thread that does it; None if there is memory already.
@@ -208,9 +197,7 @@ class PageBuffer:
             return None
         self._area = _new_area(size)
         # Nothing depends on it: memory that is not ready in time is made ready by the copy.
-        thread = threading.Thread(
-            target=_get_ready, args=(self._area, huge_pages), name="baton-page-buffer", daemon=True
-        )
+        thread = threading.Thread(target=_get_ready, args=(self._area,), name="baton-page-buffer", daemon=True)
         thread.start()
         return thread
 
@@ -232,45 +219,11 @@ class PageBuffer:
 
 
 def _new_area(size: int) -> mmap.mmap:
-    # Private, because most systems give huge pages to no shared memory.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    area = mmap.mmap(-1, -(-max(size, 1) // _PAGE_BYTES) * _PAGE_BYTES, flags=flags)
-    with suppress(AttributeError, OSError):  # huge pages are faster, and not everywhere
-        area.madvise(mmap.MADV_HUGEPAGE)
-    return area
+    size = -(-max(size, 1) // _STEP_BYTES) * _STEP_BYTES
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _get_ready(area: mmap.mmap, huge_pages: bool) -> None:
+def _get_ready(area: mmap.mmap) -> None:
     with suppress(OSError):  # an older kernel
         for begin in range(0, len(area), _PART_BYTES):
             area.madvise(_MADV_POPULATE_WRITE, begin, min(_PART_BYTES, len(area) - begin))
-    if huge_pages:
-        use_huge_pages()
-
-
-def use_huge_pages() -> None:
-    """Put what this process has allocated on huge pages, where Linux gives them to who asks for them, as by default.
-
-    TensorFlow does not ask. With pages of 4 KiB, operations on large tensors wait for page tables: of a step with
-    250 MB of state, sums, square roots and products take a tenth longer, and the step 1.5 to 2 %. Call it when a step
-    has been trained, beside the training; contents stay as they are. Moving a GB takes 2 s of one processor, and the
-    longest stop of a thread that touches a page on its way is some milliseconds.
-    """
-    try:
-        if "[madvise]" not in _HUGE_PAGES.read_text():
-            return
-        mappings = _ALLOCATED.findall(Path("/proc/self/smaps").read_text())
-    except OSError:  # another system than Linux
-        return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
-    for *ends, resident in mappings:
-        begin, end = (int(text, 16) for text in ends)
-        # Stacks of threads and what is allocated ahead are nearly empty, and a huge page would be used up by them.
-        if (end - begin) * 3 > int(resident) * 1024 * 4:
-            continue
-        begin, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
-        if begin < end and madvise(begin, end - begin, mmap.MADV_HUGEPAGE) == 0:
-            # A part that cannot be moved, or is gone, is left: an older kernel moves it in the course of hours.
-            for part in range(begin, end, _PAGE_BYTES):
-                madvise(part, _PAGE_BYTES, _MADV_COLLAPSE)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointManifest
-from tasks.foundation.errors import DamagedCheckpoint, StateMismatch
-from tasks.foundation.state.digest import of_model
-from tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.checkpoint.restore import restore_checkpoint
+from baton.tasks.foundation.checkpoint.write import stage_checkpoint
+from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest
+from baton.tasks.foundation.errors import DamagedCheckpoint, StateMismatch
+from baton.tasks.foundation.state.digest import of_model
+from baton.tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built, spec_of
 
 WITH = spec_of("build", train__callbacks="callbacks.py:make")

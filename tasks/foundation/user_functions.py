@@ -1,18 +1,12 @@
 """The user's functions, such as `model.py:build_model`: found, loaded, and kept from changing their process.
 
 A file's folder is loaded as a package with a private name. Sibling modules can then import each other relatively (`from
-.layers import Block`), and a user's `tasks.py` cannot shadow Baton's packages. Packages that its files import and that
-are missing are found without importing these, which would import TensorFlow.
+.layers import Block`), and no module of a user can shadow Baton. Packages that its files import and that are missing
+are found without importing these, which would import TensorFlow.
 
 Relative paths in user code start at the run file's folder. The working folder belongs to the whole process, so it is
 changed only while user code runs, or TensorFlow's threads read ahead for it. Baton's own paths are absolute: storage
 roots, run files and temporary folders do not depend on it.
-
-Keras's configuration (epsilon, floatx, image_data_format) belongs to the process too. Keras reads it from keras.json
-when it is imported, from the user's home folder or KERAS_HOME: it may be another file on each machine, and another
-project may change it between two attempts. The log has the configuration that a run began with, and every process of
-the run sets it again before the run's code is imported. What the import of that code sets comes on top: a module is
-imported once per process, and models are built several times, so it is remembered and set before each build.
 
 TensorFlow's debugging modes, which a run's code may have left on, change what is traced or how it is computed: Baton's
 loops would run in Python, checks would be part of the step, and a later process need not meet the line that did it. So
@@ -23,24 +17,22 @@ import ast
 import hashlib
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
 
-from tasks.foundation.child_imports import Import, keep_generated_sources_together, share_with_children
-from tasks.foundation.contracts.log_entry import KerasConfig
-from tasks.foundation.errors import InvalidInput, ModelError
-from tasks.foundation.messages import listed, message
-from tasks.foundation.seeding import seeded_import
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, remember_run_folder, user_error
+from baton.tasks.foundation.child_imports import Import, keep_generated_sources_together, share_with_children
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.keras_config import remembered_keras_config
+from baton.tasks.foundation.seeding import seeded_import
+from baton.tasks.foundation.text import listed
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX, remember_run_folder, user_error
 
 _LOGGER = logging.getLogger(__name__)
 _OF_DATA = "tensorflow.python.data.ops.debug_mode"
@@ -48,17 +40,6 @@ _GRAPH_MODE = (
     "eager execution is off: the run's code called tf.compat.v1.disable_eager_execution() or disable_v2_behavior(); "
     "remove the call, since Keras 3 cannot train without it"
 )
-# What TensorFlow and Keras accept in keras.json; they end with a bare error at other values.
-_ACCEPTED: Final = {
-    "floatx": ("float16", "float32", "float64"),
-    "image_data_format": ("channels_first", "channels_last"),
-}
-# The process's own configuration, and the one that is kept in it; each has at most one element.
-_own: list[KerasConfig] = []
-_kept: list[KerasConfig] = []
-# What the imports of the run's code have set, by its folder: the configuration, and the dtype policy.
-_of_imports: dict[Path, dict[str, object]] = {}
-_policies_of_imports: dict[Path, Any] = {}
 # User code of two threads must not change the folder under each other; the same thread may enter twice.
 _IN_USE = threading.RLock()
 _NAMES_SHOWN = 10
@@ -124,148 +105,9 @@ def _modes() -> list[str]:
     return [call for call, is_on in modes.items() if is_on]
 
 
-def require_keras_file(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a keras.json with which TensorFlow and Keras cannot be imported. Call it before they are.
-
-    Args:
-        environ: the environment variables of this process.
-
-    Raises:
-        InvalidInput: names the file and the value.
-    """
-    file = Path(environ.get("KERAS_HOME") or "~/.keras", "keras.json").expanduser()
-    try:
-        config = json.loads(file.read_bytes()) if file.is_file() else {}
-    except ValueError:
-        return  # Keras ignores it
-    except OSError as fault:
-        raise InvalidInput(
-            f"{file} cannot be read ({fault.strerror}), and Keras reads it; correct or delete it"
-        ) from fault
-    if not isinstance(config, dict):
-        raise InvalidInput(f"{file} is no JSON object, as Keras needs it; correct or delete it")
-    for key, accepted in _ACCEPTED.items():
-        if (value := config.get(key, accepted[0])) not in accepted:
-            raise InvalidInput(
-                f"{file}: {key} = {value} is not one of {', '.join(accepted)}; correct or delete the file"
-            )
-    if not isinstance(value := config.get("epsilon", 1e-7), float):
-        raise InvalidInput(
-            f"{file}: epsilon = {value} is no number with a point or exponent; correct or delete the file"
-        )
-
-
-def keep_keras_config(recorded: KerasConfig | None) -> KerasConfig:
-    """Set Keras's configuration to that of a run. Call it before the run's code is imported.
-
-    Where it is set already, what code has set since stays.
-
-    Args:
-        recorded: the run's, from its log; None for a new run, or where the log does not know it: the process's own.
-
-    Returns:
-        The configuration, without what the run's code sets.
-
-    Raises:
-        InvalidInput: Keras already uses another backend in this process.
-    """
-    import keras
-
-    if keras.config.backend() != "tensorflow":
-        raise InvalidInput(
-            message(
-                f"Keras uses the backend {keras.config.backend()} in this process, and Baton trains with tensorflow",
-                hints=["set KERAS_BACKEND=tensorflow before Keras is imported"],
-            )
-        )
-    if not _own:
-        _own.append(keras_config())
-    config = recorded or _own[0]
-    if _kept != [config]:
-        _kept[:] = [config]
-        set_keras_config(config)
-    return config
-
-
-def keras_config() -> KerasConfig:
-    """Keras's configuration as it is now."""
-    import keras
-
-    return KerasConfig(
-        epsilon=float(keras.config.epsilon()),
-        floatx=keras.config.floatx(),
-        image_data_format=keras.config.image_data_format(),
-    )
-
-
-def set_keras_config(config: KerasConfig) -> None:
-    """Set Keras's configuration; a default dtype policy that follows from floatx is set along."""
-    import keras
-
-    now = keras_config()
-    if config.epsilon != now.epsilon:
-        keras.config.set_epsilon(config.epsilon)
-    if config.image_data_format != now.image_data_format:
-        keras.config.set_image_data_format(config.image_data_format)
-    if config.floatx != now.floatx:
-        keras.config.set_floatx(config.floatx)
-        if default_policy_of(now.floatx):
-            from keras.src.backend.common import global_state  # no public call unsets it
-
-            global_state.set_global_attribute("dtype_policy", None)
-
-
-def default_policy_of(floatx: str) -> bool:
-    """Whether this thread's dtype policy is not set, or is the one that follows from floatx."""
-    from keras.src.backend.common import global_state  # the public call sets a policy where there is none
-
-    policy = global_state.get_global_attribute("dtype_policy")
-    return policy is None or policy.name == floatx
-
-
-@contextmanager
-def remembered_keras_config(folder: Path) -> Iterator[None]:
-    """Remember what the import of the run's code sets within the block; nothing if Keras is not imported yet."""
-    if "keras" not in sys.modules:
-        yield
-        return
-    from keras.src.backend.common import global_state  # the public call sets a policy where there is none
-
-    before, policy_before = keras_config(), global_state.get_global_attribute("dtype_policy")
-    yield
-    old, new = before.model_dump(), keras_config().model_dump()
-    _of_imports.setdefault(folder, {}).update({key: new[key] for key in new if new[key] != old[key]})
-    policy = global_state.get_global_attribute("dtype_policy")
-    if policy is not policy_before:
-        _policies_of_imports[folder] = None if default_policy_of(new["floatx"]) else policy
-
-
-def dtype_policy_for_imports(folder: Path) -> Any:
-    """The dtype policy that the imports of a run's code have set; None: none but the default, which is floatx.
-
-    Args:
-        folder: of the run file.
-    """
-    return _policies_of_imports.get(folder.absolute())
-
-
-def keras_config_for_build(folder: Path) -> KerasConfig:
-    """The configuration of the run, with what the imports of its code have set.
-
-    Args:
-        folder: of the run file.
-    """
-    base = _kept[0] if _kept else keras_config()
-    return base.model_copy(update=_of_imports.get(folder.absolute(), {}))
-
-
 @contextmanager
 def in_user_folder(folder: Path) -> Iterator[None]:
-    """Make a folder the working folder during the block; if the folder is gone, the working folder stays.
-
-    Args:
-        folder: the run file's folder.
-    """
+    """Make a folder the working folder during the block; if the folder is gone, the working folder stays."""
     with _IN_USE, ExitStack() as back:
         try:
             # A descriptor, because the folder that was current may have been moved or deleted.
@@ -288,7 +130,6 @@ def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "")
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
-        folder: the run file's folder.
         seed: `train.seed`, which seeds the random generators during the import.
         key: the run file's key that names it, for messages, where it is not obvious.
 
@@ -308,7 +149,11 @@ def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "")
     except ModelError as error:
         raise ModelError(f"{prefix}{error}") from error
     except (Exception, SystemExit) as error:
-        raise ModelError(user_error(f"{prefix}{reference}: importing it raised", error, folder=folder)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        beside = _sibling_words((folder / module_name).parent, missing.partition(".")[0]) if missing else ""
+        hints = [f"{missing} is {beside}"] if beside else []
+        what = f"{prefix}{reference}: importing it raised"
+        raise ModelError(user_error(what, error, hints=hints, folder=folder)) from error
     function: object = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")][
@@ -393,7 +238,6 @@ def require_imports(reference: str, folder: Path) -> None:
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
-        folder: the run file's folder.
 
     Raises:
         ModelError: importing the function would fail.
@@ -414,10 +258,21 @@ def require_imports(reference: str, folder: Path) -> None:
             if sibling is not None:
                 waiting.append(sibling)
             elif not _is_installed(name):
-                raise ModelError(
-                    f"{reference}: {file.name}, line {line}, imports {name}, which is not installed here; install it, "
-                    f"{_REMEDY}"
-                )
+                what = f"{reference}: {file.name}, line {line}, imports {name}, which is"
+                if beside := _sibling_words(file.parent, name):
+                    raise ModelError(f"{what} {beside}")
+                raise ModelError(f"{what} not installed here; install it, {_REMEDY}")
+
+
+def _sibling_words(folder: Path, name: str) -> str:
+    """What to do about an absolute import of a module that lies in the importing file's folder; "" if none does."""
+    found = next((path for path in (folder / f"{name}.py", folder / name) if path.exists()), None)
+    if found is None:
+        return ""
+    return (
+        f"{found.name} beside it; files of a run import each other relatively: from .{name} import ..., or from . "
+        f"import {name}"
+    )
 
 
 def _imports(file: Path) -> Iterator[tuple[str, int, Path | None]]:

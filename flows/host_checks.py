@@ -1,10 +1,11 @@
 """What the hosts of a run agree on: one answer to whether it may train, the same settings and code, one storage.
 
-Each host admits the run alone (`admit.py`). Then all of them meet (`machine/agreement.py`), before TensorFlow is
-imported, and before data and model. If one has refused, all end with its error. Otherwise they send the chief what must
-be the same on all of them, and read a file that the chief has just written into its storage, and the newest entry that
-it has read: same settings and another disk would be two runs. The chief compares, and all end with the same message, or
-go on. What they agreed on is in the log as a digest, with each commit.
+Each host admits the run alone (`admit.py`). Then all of them meet (`machine/rendezvous.py`), before TensorFlow is
+imported, and before data and model. Each has just created a file in its storage, by which it shows that it is one of
+the run, and which the others read: same settings and another disk would be two runs. If one has refused, all end with
+its error. Otherwise they send the chief what must be the same on all of them, and read the newest entry that it has
+read. The chief compares, and all end with the same message, or go on. What they agreed on is in the log as a digest,
+with each commit.
 
 Only TensorFlow tells the rest, so that is compared later: Keras's configuration here, the built model by
 init-or-restore, and the traced step by train-segment.
@@ -13,6 +14,7 @@ init-or-restore, and the traced step by train-segment.
 import hashlib
 import json
 import os
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,35 +24,31 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
-from flows.opened_run import Goal, Run
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, FileMissing, InvalidInput
-from tasks.foundation.log.files import entry_path
-from tasks.foundation.machine.agreement import Patience, meet, refusal_of
-from tasks.foundation.machine.cluster import Cluster, cluster_of
-from tasks.foundation.machine.environment import deciding_variables, installed_versions, thread_counts
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.machine.hosts import (
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, FileMissing, InvalidInput
+from baton.tasks.foundation.log.files import entry_path
+from baton.tasks.foundation.machine.cluster import Cluster, cluster_of
+from baton.tasks.foundation.machine.collectives import (
     OneHost,
     comparable,
     differences_between,
     refuse_difference,
-    values_of_hosts,
 )
-from tasks.foundation.messages import message
-from tasks.foundation.model.code_digest import collect_code, source_digest
-from tasks.foundation.storage.interface import discard
-from tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.machine.environment import deciding_variables, installed_versions, thread_counts
+from baton.tasks.foundation.machine.host_link import HostLink
+from baton.tasks.foundation.machine.rendezvous import STORAGE_SECONDS, Patience, Proof, meet, refusal_of
+from baton.tasks.foundation.model.saved_code import collect_code, source_digest
+from baton.tasks.foundation.storage.interface import Storage, discard
+from baton.tasks.foundation.telemetry.events import Note, Sink
 
 if TYPE_CHECKING:
-    from tasks.foundation.machine.devices import Accelerator
+    from baton.tasks.foundation.machine.devices import Accelerator
 
 _TOPIC: Final = "agreement"
 # A store that does not respond is tried again for minutes.
 _SECONDS: Final = 600.0
-# A shared disk may show what another machine has written a little later.
-_STORAGE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.2
 # A run is met for once in a process: then TensorFlow has the port.
 _met: list[HostLink] = []
@@ -60,20 +58,16 @@ class _FromChief(Contract):
     """What the chief asks of the other hosts, and later decides."""
 
     error: ErrorReport | None = None
-    probe: str = ""
-    storage: str = ""
     head: int | None = None
     digest: str = ""
     agreed: str = ""
 
 
 class _OfHost(Contract):
-    """What a host tells the chief: what must be the same, and whether it sees the chief's storage; or an error."""
+    """What a host tells the chief: what must be the same, and whether it sees the chief's newest entry; or an error."""
 
     error: ErrorReport | None = None
     values: dict[str, object] = Field(default_factory=dict)
-    storage: str = ""
-    sees: bool = False
     sees_head: bool = True
 
 
@@ -82,7 +76,6 @@ def refusals_told(file: Path, overrides: Sequence[str], *, note: Callable[[str],
     """Tell the other hosts what the block refuses. It reads the run file, so what is not read yet cannot be asked.
 
     Args:
-        file: the run file.
         overrides: settings that replace those of the file.
         note: receives a line about hosts that are missing.
     """
@@ -103,7 +96,7 @@ def refusals_told(file: Path, overrides: Sequence[str], *, note: Callable[[str],
 
 def agree(
     cluster: Cluster,
-    run: Run,
+    run: OpenedRun,
     goal: Goal,
     *,
     accept: Sequence[str],
@@ -115,7 +108,6 @@ def agree(
 
     Args:
         cluster: of `several_hosts`.
-        run: the run.
         goal: how far the command goes.
         accept: identity keys whose change is accepted.
         refusal: why this host does not admit the run; None if it does.
@@ -132,13 +124,24 @@ def agree(
     if _met:
         raise AcceleratorLost("this process has trained with other hosts before; start another one on each of them")
     telemetry.emit(Note(text=f"waiting for all hosts: {', '.join(cluster.addresses)}"))
-    link, outcomes = meet(
-        cluster,
-        refusal=refusal,
-        nothing_to_do=nothing_to_do,
-        patience=Patience(connect=run.spec.accelerator.connect_seconds),
-        note=lambda text: telemetry.emit(Note(text=text)),
-    )
+    proof = None
+    if refusal is None:
+        try:
+            proof = _proof_in(run.root)
+        except BatonError as fault:
+            refusal = None if nothing_to_do else fault
+    try:
+        link, outcomes = meet(
+            cluster,
+            refusal=refusal,
+            nothing_to_do=nothing_to_do,
+            patience=Patience(connect=run.spec.accelerator.connect_seconds),
+            note=lambda text: telemetry.emit(Note(text=text)),
+            proof=proof,
+        )
+    finally:
+        if proof is not None:
+            discard(run.root, proof.file)
     if link is None:
         return None
     idle = [host for host, outcome in enumerate(outcomes) if outcome == "nothing_to_do"]
@@ -160,7 +163,20 @@ def agree(
     return link
 
 
-def _compare(link: HostLink, run: Run, values: Mapping[str, object]) -> str:
+def _proof_in(root: Storage) -> Proof:
+    """Create a file in the storage by which the other hosts know this one."""
+    file, secret = f".probe-{uuid.uuid4().hex}-hosts", secrets.token_hex().encode()
+    root.create(file, secret)
+
+    def read(path: str) -> bytes | None:
+        with suppress(FileMissing):
+            return root.read(path)
+        return None
+
+    return Proof(file=file, secret=secret, storage=root.uri, read=read)
+
+
+def _compare(link: HostLink, run: OpenedRun, values: Mapping[str, object]) -> str:
     """Compare the settings, code and storage of all hosts.
 
     Returns:
@@ -173,20 +189,14 @@ def _compare(link: HostLink, run: Run, values: Mapping[str, object]) -> str:
         asked = _answer(link)
         link.gather(_TOPIC, _said(run, values, asked), seconds=_SECONDS)
         return _answer(link).agreed
-    probe = f".probe-{uuid.uuid4().hex}-hosts"
     try:
-        run.root.create(probe, probe.encode())
-        try:
-            head = run.log.head_seen()
-            number = None if head is None else head.number
-            digest = "" if number is None else _entry_digest(run, number)
-            asked = _FromChief(probe=probe, storage=run.root.uri, head=number, digest=digest)
-            link.send(_TOPIC, asked.to_json())
-            mine = _OfHost(values=comparable(values), storage=run.root.uri, sees=True)
-            said = link.gather(_TOPIC, mine.to_json(), seconds=_SECONDS) or ()
-            every = [_OfHost.model_validate_json(each) for each in said]
-        finally:
-            discard(run.root, probe)
+        head = run.log.head_seen()
+        number = None if head is None else head.number
+        digest = "" if number is None else _entry_digest(run, number)
+        link.send(_TOPIC, _FromChief(head=number, digest=digest).to_json())
+        mine = _OfHost(values=comparable(values))
+        said = link.gather(_TOPIC, mine.to_json(), seconds=_SECONDS) or ()
+        every = [_OfHost.model_validate_json(each) for each in said]
         _refuse(every)
     except AcceleratorLost:
         raise
@@ -211,19 +221,15 @@ def _answer(link: HostLink) -> _FromChief:
     return said
 
 
-def _entry_digest(run: Run, number: int) -> str:
+def _entry_digest(run: OpenedRun, number: int) -> str:
     return hashlib.sha256(run.home.read(entry_path(number))).hexdigest()
 
 
-def _said(run: Run, values: Mapping[str, object], asked: _FromChief) -> bytes:
+def _said(run: OpenedRun, values: Mapping[str, object], asked: _FromChief) -> bytes:
     try:
-        seconds = _STORAGE_SECONDS if run.root.uri == asked.storage else 0.0
-        sees = _within(seconds, lambda: run.root.read(asked.probe) == asked.probe.encode())
         number = asked.head
-        sees_head = (
-            not sees or number is None or _within(_STORAGE_SECONDS, lambda: _entry_digest(run, number) == asked.digest)
-        )
-        said = _OfHost(values=comparable(values), storage=run.root.uri, sees=sees, sees_head=sees_head)
+        sees_head = number is None or _within(STORAGE_SECONDS, lambda: _entry_digest(run, number) == asked.digest)
+        said = _OfHost(values=comparable(values), sees_head=sees_head)
     except BatonError as fault:
         said = _OfHost(error=ErrorReport.of(fault))
     return said.to_json()
@@ -250,22 +256,12 @@ def _refuse(every: Sequence[_OfHost]) -> None:
         if said.error is not None:
             raise refusal_of(host, said.error.to_error())
     found = differences_between([said.values for said in every])
-    if blind := [host for host, said in enumerate(every) if not said.sees]:
-        places = [said.storage for said in every]
-        other = ", but that is another disk" if len(set(places)) == 1 else ""
-        raise InvalidInput(
-            message(
-                f"host {', '.join(map(str, blind))} sees another storage: {values_of_hosts(places)}{other}",
-                details=found,
-                hints=["all hosts need one storage: a bucket, or a shared disk that is mounted at the same path"],
-            )
-        )
     if late := [host for host, said in enumerate(every) if not said.sees_head]:
         found += (f"newest entry of the log: host {', '.join(map(str, late))} cannot read that of host 0",)
     refuse_difference(found)
 
 
-def _values(run: Run, goal: Goal, accept: Sequence[str]) -> dict[str, object]:
+def _values(run: OpenedRun, goal: Goal, accept: Sequence[str]) -> dict[str, object]:
     """What must be the same on all hosts, as far as it is known before TensorFlow is imported."""
     head = run.log.head_seen()
     intra, inter = thread_counts(run.spec.accelerator, None if head is None else head.environment)
@@ -281,9 +277,22 @@ def _values(run: Run, goal: Goal, accept: Sequence[str]) -> dict[str, object]:
         # A run continues with the chief's threads, so the others begin with these too.
         "accelerator.intra_op_threads": intra,
         "accelerator.inter_op_threads": inter,
-        **{f"version of {name}": text for name, text in installed_versions().items() if name != "python"},
+        # Two checkouts of Baton may have the same version.
+        "code of Baton": _digest_of_files(Path(__file__).parents[1], ("flows", "tasks")),
+        **{f"version of {name}": text for name, text in installed_versions().items()},
         **deciding_variables(os.environ),
     }
+
+
+def _digest_of_files(folder: Path, packages: Sequence[str]) -> str:
+    """The sha256 of the Python files of packages, 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for file in sorted(file for package in packages for file in (folder / package).rglob("*.py")):
+        if file.parent == Path(__file__).parent / "package":
+            continue  # stands elsewhere where Baton is installed from a wheel
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def require_same_keras(hosts: "Accelerator | OneHost") -> None:

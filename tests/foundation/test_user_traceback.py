@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.messages import with_place
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_errors import describe, describe_with_place, function_error, user_error
+from baton.tasks.foundation.text import with_place
+from baton.tasks.foundation.user_functions import load_function
+from baton.tasks.foundation.user_traceback import describe, describe_with_place, function_error, user_error
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 

@@ -9,14 +9,20 @@ go on, or end with this error. Before they go on it asks each: its answer is a f
 promise to do as the chief says. A host that comes late is told as well. One that does not come at all is named from
 time to time, and has `accelerator.connect_seconds`.
 
-Anybody can connect to a port. What does not begin as a hello is closed and forgotten; a hello is bounded in bytes and
-seconds. The connection from each host to the chief stays open as the `HostLink`. The ports are free again when the
+Anybody can connect to a port, so who connects has to show that it can write to the storage of the run: it names a file
+that it has created there, and sends an HMAC of the listener's nonce and its own hello under the content, which is never
+sent (`Proof`). What listens at the addresses of the list is believed, also by a host that knows no storage because it
+cannot read its run file: the chief hears of its refusal when it connects to its address. Everything else is closed and
+forgotten. A hello is bounded in bytes and seconds, and of too many connections that have said none the oldest is
+closed. The connection from each host to the chief stays open as the `HostLink`. The ports are free again when the
 meeting ends, for TensorFlow's own server: SO_REUSEADDR lets it listen although there are connections at its port.
 """
 
+import hmac
 import ipaddress
 import os
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -24,14 +30,17 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.stage_calls import ErrorReport
-from tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError
-from tasks.foundation.machine.cluster import Cluster
-from tasks.foundation.machine.host_link import HostLink
-from tasks.foundation.messages import counted, listed
+from pydantic import Field, model_validator
+
+from baton.tasks.foundation.contracts.base import Contract
+from baton.tasks.foundation.contracts.placement import split_address
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, InvalidInput
+from baton.tasks.foundation.machine.cluster import Cluster
+from baton.tasks.foundation.machine.host_link import HostLink, bytes_from
+from baton.tasks.foundation.text import counted, listed, message
 
 Outcome = Literal["admitted", "nothing_to_do", "refused"]
 
@@ -42,6 +51,8 @@ _HELLO_SECONDS: Final = 5.0
 _MOST_GREETED: Final = 64  # connections whose hello is awaited at the same time
 _POLL_SECONDS: Final = 0.1
 _TELLING_SECONDS: Final = 3.0
+# A shared disk may show what another machine has written a little later.
+STORAGE_SECONDS: Final = 10.0
 _SOON_SECONDS: Final = 3.0
 _REMEDY: Final = "give all hosts the same addresses, and each its own index (TF_CONFIG, or what `baton hosts` prints)"
 
@@ -67,12 +78,32 @@ class Patience:
     idle: float = 30
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How a host shows that it is one of the run, and sees whether others are.
+
+    Attributes:
+        file: path of a file that this host has created in the storage; `PROOF_FILE`.
+        secret: its content.
+        storage: address of the storage root, for messages.
+        read: reads such a file of another host; None if it is not there.
+    """
+
+    file: str
+    secret: bytes
+    storage: str
+    read: Callable[[str], bytes | None]
+
+
+PROOF_FILE: Final = r"^(\.probe-[0-9a-f]{32}-hosts)?$"
+
+
 class Hello(Contract):
-    """What a host says of itself to another one."""
+    """What a host says of itself to another one; `host` and `to` are indices in its list of addresses."""
 
     format: Literal[1] = 1
-    host: int
-    to: int
+    host: int = Field(ge=0)
+    to: int = Field(ge=0)
     addresses: tuple[str, ...]
     process: str
     where: str
@@ -80,6 +111,22 @@ class Hello(Contract):
     refusal: ErrorReport | None = None
     is_answer: bool = False
     chief: tuple[str, str] | None = None  # that this host follows, or is: its process, and where that is
+    proof: str = Field(default="", pattern=PROOF_FILE)
+    storage: str = ""
+    nonce: str = ""  # of an answer
+
+    @model_validator(mode="after")
+    def _is_of_the_list(self) -> Self:
+        # An answer goes to who has asked, whose list may be longer.
+        if max(self.host, 0 if self.is_answer else self.to) >= len(self.addresses):
+            raise ValueError(f"host {self.host} and to {self.to} of {len(self.addresses)} addresses")
+        return self
+
+
+class _Signature(Contract):
+    """What follows the hello of who connects: its HMAC; empty from who has no `Proof`."""
+
+    mac: str = ""
 
 
 class Verdict(Contract):
@@ -130,6 +177,7 @@ def meet(
     nothing_to_do: bool,
     patience: Patience,
     note: Callable[[str], object],
+    proof: Proof | None = None,
 ) -> Met:
     """Meet the other hosts, and learn whether all of them can go on.
 
@@ -139,6 +187,8 @@ def meet(
         nothing_to_do: whether this host has nothing to do.
         patience: how long to wait.
         note: receives a line about hosts that are missing.
+        proof: what shows that this host is one of the run; None if it knows no storage: then who connects shows
+            nothing.
 
     Returns:
         The link, and the outcomes of all hosts.
@@ -146,14 +196,10 @@ def meet(
     Raises:
         BatonError: a host has refused; of its class, and the same on all hosts. Whoever refused raises it too.
         AcceleratorError: TF_CONFIG differs between hosts, or an address leads elsewhere.
+        InvalidInput: a host sees another storage than the chief.
         AcceleratorLost: a host did not come.
     """
-    for address in cluster.addresses:
-        try:
-            _split(address)
-        except ValueError:
-            raise AcceleratorError(f"the address of a host, {address}, is not host:port; {_REMEDY}") from None
-    meeting = _Meeting(cluster, refusal, nothing_to_do=nothing_to_do, patience=patience, note=note)
+    meeting = _Meeting(cluster, refusal, nothing_to_do=nothing_to_do, patience=patience, note=note, proof=proof)
     try:
         return meeting.as_chief() if cluster.host == 0 else meeting.as_other()
     finally:
@@ -182,11 +228,12 @@ class _Meeting:
         nothing_to_do: bool,
         patience: Patience,
         note: Callable[[str], object],
+        proof: Proof | None,
     ) -> None:
         self._addresses, self._host = cluster.addresses, cluster.host
         self._refusal = None if refusal is None else refusal_of(cluster.host, refusal)
         self._outcome: Outcome = "refused" if refusal else "nothing_to_do" if nothing_to_do else "admitted"
-        self._patience, self._note = patience, note
+        self._patience, self._note, self._proof = patience, note, proof
         self._process = uuid.uuid4().hex
         self._where = f"process {os.getpid()} on {socket.gethostname()}"
         self._began = time.monotonic()
@@ -197,11 +244,12 @@ class _Meeting:
         self._chief = (self._process, self._where) if cluster.host == 0 else None
         self._port_taken, self._dials_itself, self._is_wrong = "", False, False
         self._faults: dict[int, str] = {}
+        self._unseen: dict[str, float] = {}  # processes of chiefs whose file is not there, and since when
         self._joined: dict[int, _Joined] = {}
         self._reached: dict[int, float] = {}
         self._told: set[int] = set()
         self._strays: list[socket.socket] = []
-        self._greeted = threading.BoundedSemaphore(_MOST_GREETED)
+        self._greeted: dict[socket.socket, None] = {}  # connections without a hello, the oldest first
         self._listener = threading.Thread(target=self._listen, name="baton-meeting", daemon=True)
         self._listener.start()
 
@@ -517,17 +565,19 @@ class _Meeting:
         except (OSError, ValueError):
             self._drop(self._joined.pop(0).connection)
             self._chief = None
+            self._stopped.wait(_POLL_SECONDS)  # it may not see this host's file yet
             self._dial(0)
             return None
         return verdict
 
     # What the threads do.
 
-    def _hello(self, to: int, *, is_answer: bool = False) -> bytes:
+    def _hello(self, to: int, *, is_answer: bool = False, nonce: str = "") -> bytes:
         report = None if self._refusal is None else _report(self._refusal)
         hello = Hello(
             host=self._host, to=to, addresses=self._addresses, process=self._process, where=self._where,
-            outcome=self._outcome, refusal=report, is_answer=is_answer, chief=self._chief,
+            outcome=self._outcome, refusal=report, is_answer=is_answer, chief=self._chief, nonce=nonce,
+            proof=self._proof.file if self._proof else "", storage=self._proof.storage if self._proof else "",
         )  # fmt: skip
         return hello.model_dump_json().encode()
 
@@ -542,21 +592,22 @@ class _Meeting:
                     connection, _ = listener.accept()
                 except OSError:  # nothing has connected, or it is gone again
                     continue
-                if not self._greeted.acquire(blocking=False):
-                    self._drop(connection)
-                    continue
+                self._greeted[connection] = None
+                for oldest in list(self._greeted)[:-_MOST_GREETED]:  # a host of this run says its hello at once
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
                 threading.Thread(target=self._greet, args=(connection,), name="baton-hello", daemon=True).start()
 
     def _bound(self) -> socket.socket | None:
         """A socket that listens at this host's port; None if the meeting ends before the port is free."""
         while not self._stopped.is_set():
             try:
-                port = _split(self._addresses[self._host])[1]
+                port = split_address(self._addresses[self._host])[1]
                 if socket.has_dualstack_ipv6():
                     listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
                 else:
                     listener = socket.create_server(("", port))
-            except (OSError, OverflowError, ValueError) as fault:
+            except OSError as fault:
                 self._port_taken = _words(fault)
                 self._stopped.wait(_POLL_SECONDS)
             else:
@@ -567,14 +618,58 @@ class _Meeting:
     def _greet(self, connection: socket.socket) -> None:
         """Read the hello of a process that has connected, and answer; a stranger is forgotten."""
         try:
-            hello, told = _hello_from(connection, is_answer=False), self._refusal is not None
-            _send(connection, self._hello(hello.host, is_answer=True))
-        except (OSError, ValueError):
+            data, nonce = _receive(connection, time.monotonic() + _HELLO_SECONDS), secrets.token_hex()
+            hello, told = _parsed(data, is_answer=False), self._refusal is not None
+            _send(connection, self._hello(hello.host, is_answer=True, nonce=nonce))
+            signature = _Signature.model_validate_json(_receive(connection, time.monotonic() + _HELLO_SECONDS))
+            # Who comes only to hear what a chief refuses need not show anything.
+            if not (told and self._host == 0):
+                self._require_proof(hello, data, nonce, signature.mac)
+        except (OSError, ValueError, BatonError):
             self._drop(connection)
         else:
             self._arrive(_Came(hello, connection, told=told))
         finally:
-            self._greeted.release()
+            self._greeted.pop(connection, None)
+
+    def _require_proof(self, hello: Hello, data: bytes, nonce: str, mac: str) -> None:
+        """Check that who has connected knows what is in its file. A host without a storage refuses, and cannot tell.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if self._proof is None and self._refusal is None:
+            return
+        secret = self._proof.read(hello.proof) if self._proof and hello.proof else None
+        if secret is None or not hmac.compare_digest(_mac(secret, nonce, data).encode(), mac.encode()):
+            if hello.addresses == self._addresses:
+                why = "who connects in its name does not show that it sees the storage of this host"
+                self._arrive(_Came(None, None, dialed=hello.host, fault=why))
+            raise ValueError("a stranger")
+
+    def _require_storage_of(self, chief: Hello) -> None:
+        """Look for the file of the chief. A host that does not find it for some seconds refuses.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        if self._proof is None or not chief.proof or chief.refusal is not None or self._proof.read(chief.proof):
+            return
+        same = chief.storage == self._proof.storage
+        since = self._unseen.setdefault(chief.process, time.monotonic())
+        if time.monotonic() - since >= (STORAGE_SECONDS if same else 0):
+            self._refusal, self._outcome = self._other_storage(chief, self._proof), "refused"
+        raise ValueError("another storage")
+
+    def _other_storage(self, chief: Hello, mine: Proof) -> BatonError:
+        other = ", but that is another disk" if chief.storage == mine.storage else ""
+        return InvalidInput(
+            message(
+                f"host {self._host} sees another storage: {chief.storage} on host 0; {mine.storage} on host "
+                f"{self._host}{other}",
+                hints=["all hosts need one storage: a bucket, or a shared disk that is mounted at the same path"],
+            )
+        )
 
     def _dial(self, other: int) -> None:
         """Connect to a host's address in a thread, until it answers."""
@@ -584,16 +679,21 @@ class _Meeting:
         while not self._stopped.is_set():
             connection, told = None, self._refusal is not None
             try:
-                host, port = _split(self._addresses[other])
+                host, port = split_address(self._addresses[other])
                 connection = socket.create_connection((host, port), timeout=_HELLO_SECONDS)
-                _send(connection, self._hello(other))
+                _send(connection, data := self._hello(other))
                 hello = _hello_from(connection, is_answer=True)
-            except (OSError, ValueError, OverflowError) as fault:
+                mac = "" if self._proof is None else _mac(self._proof.secret, hello.nonce, data)
+                _send(connection, _Signature(mac=mac).to_json())
+                if self._host != 0:
+                    self._require_storage_of(hello)
+            except (OSError, ValueError, BatonError) as fault:
                 self._drop(connection)
                 self._arrive(_Came(None, None, dialed=other, fault=_words(fault)))
                 self._stopped.wait(_POLL_SECONDS * 2)
             else:
-                self._arrive(_Came(hello, connection, dialed=other, told=told))
+                # A host that knows its storage believes only what it hears when it connects itself.
+                self._arrive(_Came(hello, connection, dialed=other, told=told and not hello.proof))
                 return
 
     def _arrive(self, came: _Came) -> None:
@@ -613,14 +713,9 @@ class _Meeting:
             connection.close()
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _is_name(address: str) -> bool:
     try:
-        ipaddress.ip_address(_split(address)[0])
+        ipaddress.ip_address(split_address(address)[0])
     except ValueError:
         return True
     return False
@@ -633,11 +728,21 @@ def _pair(one: str, other: str) -> str:
 def _words(fault: Exception) -> str:
     if isinstance(fault, OSError):
         return fault.strerror or str(fault) or type(fault).__name__
+    if isinstance(fault, BatonError):  # of this host's own storage
+        return str(fault)
     return "what listens there is no host of a run that begins"
 
 
 def _hello_from(connection: socket.socket, *, is_answer: bool) -> Hello:
-    hello = Hello.model_validate_json(_receive(connection, time.monotonic() + _HELLO_SECONDS))
+    return _parsed(_receive(connection, time.monotonic() + _HELLO_SECONDS), is_answer=is_answer)
+
+
+def _mac(secret: bytes, nonce: str, hello: bytes) -> str:
+    return hmac.new(secret, nonce.encode() + hello, "sha256").hexdigest()
+
+
+def _parsed(data: bytes, *, is_answer: bool) -> Hello:
+    hello = Hello.model_validate_json(data)
     if hello.is_answer != is_answer:  # a connection to a port that nobody listens at can end in itself
         raise ValueError("not an answer" if is_answer else "an answer")
     return hello
@@ -655,27 +760,16 @@ def _receive(connection: socket.socket, until: float) -> bytes:
         OSError: the connection ended, or `until` came first.
         ValueError: it is none of Baton's.
     """
-    if _exactly(connection, len(_MAGIC), until) != _MAGIC:
-        raise ValueError("not a hello")
-    size = int.from_bytes(_exactly(connection, _LENGTH_BYTES, until))
-    if size > _MOST_BYTES:
-        raise ValueError(f"a hello of {size} bytes")
-    return _exactly(connection, size, until)
-
-
-def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        if (left := until - time.monotonic()) <= 0:
-            raise TimeoutError("no answer")
-        connection.settimeout(left)
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("it closed the connection")
-        data += part
-        if not _MAGIC.startswith(data[: len(_MAGIC)]) and size == len(_MAGIC):
-            raise ValueError("not a hello")  # a stranger need not send as many bytes
-    return data
+    try:
+        for byte in _MAGIC:  # one by one: a stranger need not send as many
+            if bytes_from(connection, 1, until=until)[0] != byte:
+                raise ValueError("not a hello")
+        size = int.from_bytes(bytes_from(connection, _LENGTH_BYTES, until=until))
+        if size > _MOST_BYTES:
+            raise ValueError(f"a hello of {size} bytes")
+        return bytes_from(connection, size, until=until)
+    except EOFError as ended:
+        raise ConnectionError(str(ended)) from None
 
 
 def _peek(connection: socket.socket) -> bytes | None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import tasks
-from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX, load_function, require_function
+import baton
+from baton.tasks.foundation.errors import ModelError
+from baton.tasks.foundation.user_functions import USER_PACKAGE_PREFIX, load_function, require_function
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,11 @@ def test_function_is_loaded_with_siblings(tmp_path: Path) -> None:
     assert load_function("model.py:build", folder)() == 128
 
 
-def test_users_tasks_module_is_loaded(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path, tasks="HERE = 1", flows="HERE = 2", model="from .tasks import HERE\ndef build(): return HERE"
-    )
-    assert load_function("model.py:build", folder)() == 1
-    assert sys.modules["tasks"] is tasks
+def test_users_modules_hide_none_of_baton(tmp_path: Path) -> None:
+    model = "from .tasks import HERE\nfrom .baton import THERE\ndef build(): return HERE + THERE"
+    folder = write(tmp_path, tasks="HERE = 1", flows="HERE = 2", baton="THERE = 4", model=model)
+    assert load_function("model.py:build", folder)() == 5
+    assert sys.modules["baton"] is baton
     assert str(folder) not in sys.path
     assert "model" not in sys.modules
 

@@ -6,8 +6,8 @@ run's home; the others read its log.
 
 All hosts must compute the same: one that has another model, other data or another length of a segment trains along, and
 spoils the result or waits forever. So all of them compare what they are about to do: before TensorFlow is imported
-(`flows/agreed.py`), and what only TensorFlow tells, such as the built model, by collectives. All get the same values,
-so all refuse with the same message.
+(`flows/host_checks.py`), and what only TensorFlow tells, such as the built model, by collectives. All get the same
+values, so all refuse with the same message.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tasks.foundation.contracts.identity import leaves, readable, shorten_to_difference
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.messages import message
+from baton.tasks.foundation.contracts.identity import leaves, readable, shorten_to_difference
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.text import message
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,6 @@ def differences_between_hosts(hosts: Hosts, values: Mapping[str, Any]) -> tuple[
     """Return in what the hosts differ, one line for each key; the same on all of them. Collective.
 
     Args:
-        hosts: the hosts of the run.
         values: what has to be the same on all of them, as JSON values; mappings and lists are compared by their leaves.
     """
     text = json.dumps(comparable(values), sort_keys=True).encode()
@@ -119,7 +118,10 @@ def refuse_difference(found: Sequence[str]) -> None:
             message(
                 "the hosts of this run differ in settings, data or code",
                 details=found,
-                hints=["start the same command with the same run file, code and packages on every host"],
+                hints=[
+                    "start the same command with the same run file, code and packages on every host",
+                    "let the code read the same environment variables and files on every host",
+                ],
             )
         )
 

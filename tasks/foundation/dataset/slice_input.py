@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
-from tasks.foundation.dataset import order
-from tasks.foundation.dataset.manifest import Part, manifest_path
-from tasks.foundation.dataset.shards import part_of, require_intact
-from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.tpu import servers_of
-from tasks.foundation.model.randomness import PYTHON_OPERATIONS, nodes_in
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from baton.tasks.foundation.dataset import order
+from baton.tasks.foundation.dataset.manifest import Part, manifest_path
+from baton.tasks.foundation.dataset.shards import part_of, require_intact
+from baton.tasks.foundation.errors import AcceleratorError
+from baton.tasks.foundation.machine.tpu import servers_of
+from baton.tasks.foundation.model.randomness import PYTHON_OPERATIONS, nodes_in
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.storage.transfers import parallel_map
 
 
 def constant_plans(
@@ -35,8 +35,6 @@ def constant_plans(
     Args:
         at: store rooted at the dataset's folder.
         address: the same folder as that host finds it.
-        manifest: of the dataset.
-        part: of it.
         plans: at least one: its shards, and seed and numbers as `Plan` has them.
 
     Raises:
@@ -89,8 +87,6 @@ def require_shared_storage(storage: Storage, ref: DatasetRef, strategy: Any) -> 
     """Let each host read the manifest of the dataset.
 
     Args:
-        storage: the storage root.
-        ref: the prepared dataset.
         strategy: over devices of the hosts.
 
     Raises:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tasks.foundation.errors import InvalidInput
-from tasks.foundation.machine.hosts import Hosts, OneHost, differences_between_hosts, refuse_difference
+from baton.tasks.foundation.errors import InvalidInput
+from baton.tasks.foundation.machine.collectives import Hosts, OneHost, differences_between_hosts, refuse_difference
 
 
 def test_one_host_is_the_chief_and_exchanges_with_itself() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.foundation.messages import message
+from baton.tasks.foundation.text import message
 
 _TEXT_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:, in (\S+))?', re.MULTILINE)
 _GENERATED = "__autograph_generated_file"
@@ -59,7 +59,6 @@ def remember_run_folder(code: Path, folder: Path) -> None:
 
     Args:
         code: the folder of a loaded file, or of a package.
-        folder: the folder of the run file that names it.
     """
     _run_folders[code.resolve()] = folder
 
@@ -179,7 +178,6 @@ def user_error(
 
     Args:
         what: what failed, as `model.py:build_model raised`. The exception's class and text follow.
-        error: the exception.
         end: text after the exception's.
         hints: remedies, one line each.
         folder: the run file's folder, if no code was loaded from it so far. Files inside are shown relative to it.

@@ -16,13 +16,13 @@ from typing import IO, Protocol, Self
 
 import numpy as np
 
-from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset.order import Words, hashes, mix
-from tasks.foundation.errors import FileMissing, StorageError
-from tasks.foundation.storage.interface import FileStat, Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.local_files import temporary_folder
-from tasks.foundation.storage.transfers import checksum_file
+from baton.tasks.foundation.contracts.dataset import ShardRecord
+from baton.tasks.foundation.dataset.order import Words, hashes, mix
+from baton.tasks.foundation.errors import FileMissing, StorageError
+from baton.tasks.foundation.storage.interface import FileStat, Storage
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.storage.local_files import temporary_folder
+from baton.tasks.foundation.storage.transfers import checksum_file
 
 _CHUNK = 4096
 _ROUNDS = 8
@@ -36,7 +36,6 @@ def permuted_positions(purpose: str, seed: int, size: int) -> Iterator[int]:
 
     Args:
         purpose: permutations for different purposes are independent.
-        seed: the run's seed.
         size: at most 2^62.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
@@ -178,7 +177,6 @@ class ShardUploads:
         """Write one local TFRecord file, and start its upload; waits while too many uploads are running.
 
         Args:
-            name: the file's name.
             records: its records, in order.
 
         Returns:
@@ -276,7 +274,6 @@ class BlockWriter:
         """Create a writer; nothing is written yet.
 
         Args:
-            uploads: receives the shards.
             part: `train` or `validation`.
             seed: seed of the permutations; None: the order stays.
             shard_examples: examples per shard.
@@ -344,7 +341,6 @@ class ScatterWriter:
         """Create a writer; nothing is written yet.
 
         Args:
-            uploads: receives the shards.
             scratch: an empty local file; `scratch_bytes` is its final size.
             part: `train` or `validation`.
             seed: seed of the permutation.

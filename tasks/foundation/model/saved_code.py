@@ -8,6 +8,7 @@ found, with its Git revision where the folder is in a Git checkout.
 import ast
 import hashlib
 import inspect
+import logging
 import os
 import posixpath
 import re
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from tasks.foundation.contracts.home_files import (
+from baton.tasks.foundation.contracts.home_files import (
     SAVED_CODE,
     GitRevision,
     ModelSummary,
@@ -29,12 +30,13 @@ from tasks.foundation.contracts.home_files import (
     refuse_unreadable,
     saved_code_path,
 )
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import FileAlreadyThere, ModelError
-from tasks.foundation.messages import message
-from tasks.foundation.storage.interface import Storage
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
+from baton.tasks.foundation.contracts.run_spec import RunSpec
+from baton.tasks.foundation.errors import FileAlreadyThere, FileTooLarge, ModelError
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.text import message
+from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
 
+_LOGGER = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -43,7 +45,6 @@ def module_digest(reference: str, folder: Path) -> str:
 
     Args:
         reference: `file.py:name`, or `package.module:name` of a module that is already loaded.
-        folder: the run file's folder.
     """
     name = reference.partition(":")[0]
     code = _file_code(folder / name) if name.endswith(".py") else _package_code(sys.modules[name])
@@ -62,7 +63,6 @@ def files_beside(module: str, folder: Path) -> dict[str, Path]:
 
     Args:
         module: the file, relative to `folder`; nothing is returned if it does not exist.
-        folder: the run file's folder.
 
     Returns:
         The files by their path relative to the folder of `module`.
@@ -296,7 +296,6 @@ def git_revision(folder: Path, files: Iterable[str]) -> GitRevision | None:
     """Ask Git for the commit that is checked out.
 
     Args:
-        folder: the run file's.
         files: of the code, relative to `folder`.
 
     Returns:
@@ -339,10 +338,6 @@ def file_references(spec: RunSpec) -> tuple[str, ...]:
 def collect_code(spec: RunSpec, folder: Path) -> dict[str, bytes]:
     """Read the files of the functions that a run file names, and what they import from their own folders.
 
-    Args:
-        spec: the run file.
-        folder: its folder.
-
     Returns:
         The contents by path, relative to `folder`. A file that does not exist is left out.
 
@@ -384,13 +379,16 @@ def require_savable(spec: RunSpec, folder: Path) -> None:
     refuse_unreadable(saved_code_path(data), data)
 
 
+def _is_whole(home: Storage, path: str) -> bool:
+    with suppress(FileTooLarge):
+        return path == saved_code_path(home.read(path))
+    return False
+
+
 def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | None = None) -> dict[str, str]:
-    """Save the run file and its code, unless the home has them.
+    """Save the run file and its code, unless the home has them; if its file is damaged, once more, with a warning.
 
     Args:
-        home: the run's.
-        spec: the run file.
-        folder: its folder.
         model: what the code builds.
 
     Returns:
@@ -403,6 +401,10 @@ def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | 
     files = collect_code(spec, folder)
     data = SavedCode.of(spec, files, git_revision(folder, files), model).to_json()
     path = saved_code_path(data)
-    with suppress(FileAlreadyThere):  # it is named after its content
+    try:
         home.create(path, data)
+    except FileAlreadyThere:  # it is named after its content
+        if not _is_whole(home, path):
+            _LOGGER.warning("%s/%s was damaged, and is written once more", home.uri, path)
+            home.write(path, data)
     return {SAVED_CODE: path}
