@@ -234,7 +234,7 @@ def _request_of(arguments: dict[str, Any]) -> dict[str, Any] | None:
     special = any(arguments[name] for name in ("preexec_fn", "pass_fds", "shell", "executable"))
     other_user = any(arguments[name] not in {None, -1} for name in ("gid", "gids", "uid")) or arguments["umask"] != -1
     environment = dict(os.environ if arguments["env"] is None else arguments["env"])
-    if program is None or special or other_user or not hasattr(os, "pidfd_open") or _read_early(environment):
+    if program is None or special or other_user or not hasattr(os, "pidfd_open") or read_early(environment):
         return None
     cwd = arguments["cwd"]
     group = arguments["process_group"]
@@ -247,7 +247,7 @@ def _request_of(arguments: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _read_early(environment: dict[str, str]) -> set[str]:
+def read_early(environment: dict[str, str]) -> set[str]:
     """Variables that differ from the server's and may be read at import."""
     servers, wanted = _SET_BY_IMPORTS | _ENVIRONMENT | _HASHES, _SET_BY_IMPORTS | _HASHES | environment
     changed = {name for name in servers.keys() | wanted.keys() if servers.get(name) != wanted.get(name)}

@@ -29,7 +29,7 @@ CALLS = {
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandInSystem:
-    for name in (*ANNOUNCED, *OF_A_SLICE):
+    for name in (*ANNOUNCED, *OF_A_SLICE, tpu._STREAMING):
         monkeypatch.setenv(name, "")
     look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
     system = StandInSystem()
