@@ -12,9 +12,11 @@ name options.
 
 import base64
 import importlib
+import io
 import json
 import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from baton.flows.admit import require_lasting_storage
-from baton.flows.bare_process import run_bare_process
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import (
     OF_API,
@@ -38,6 +39,7 @@ from baton.flows.opened_run import (
     open_run,
     saved_run,
 )
+from baton.flows.supervisor import Trainer
 from baton.tasks.evaluate.export_target import Form, form_of, require_free_target, require_runtime
 from baton.tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -49,6 +51,9 @@ from baton.tasks.foundation.errors import BatonError, InvalidInput
 from baton.tasks.foundation.keras_config import keras_config, require_keras_file
 from baton.tasks.foundation.log.history import History, history_of
 from baton.tasks.foundation.machine.environment import kept_environment
+from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.telemetry.console import Console
+from baton.tasks.foundation.telemetry.events import Sink
 from baton.tasks.foundation.telemetry.formatting import number_words, step_words
 from baton.tasks.foundation.text import counted, listed
 
@@ -440,13 +445,20 @@ def run(
     words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     words += ["--accept", ",".join(accepted)] if accepted else []
     words += [word for word, given in (("--try-again", try_again), ("--take-over", take_over)) if given]
-    run_bare_process([os.fspath(run_file.path), *words], show=_progress_of_here() if progress else None)
+    in_notebook = _is_notebook()
+    readers: list[Sink] = [_NotebookProgress() if in_notebook else Console(sys.stderr)] if progress else []
+    trainer = Trainer([os.fspath(run_file.path), *words], readers, output=subprocess.PIPE if in_notebook else None)
+    outcome = trainer.wait()
+    if outcome.returncode not in {0, RESUMABLE}:
+        raise outcome.error(f"the training {opened.name}")
     if not holds_a_log(opened.home):
         raise BatonError(f"{run_file.path}: stopped before the run had a checkpoint; call run again to start it")
     return Run._of(opened)
 
 
 _KEY = re.compile(r"[\w-]+")
+_OF_STEPS = ("commit", "evaluation", "training")
+_LONG_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
 
 
 def _changes(key: str, value: object) -> Iterator[str]:
@@ -473,38 +485,31 @@ def _plain(key: str, value: object) -> object:
     )
 
 
-def _progress_of_here() -> Callable[[Sequence[str]], None]:
-    """What shows the lines of a training: a notebook in one output, anything else on standard error."""
+def _is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return _NotebookProgress() if hasattr(shell, "kernel") else _print_lines
+    return hasattr(None if ipython is None else ipython.get_ipython(), "kernel")
 
 
-def _print_lines(lines: Sequence[str]) -> None:
-    sys.stderr.writelines(f"{line}\n" for line in lines)
-    sys.stderr.flush()
-
-
-_KIND = re.compile(r"step \d+(/\d|  committed|  evaluated)")
-_LONG_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
-
-
-class _NotebookProgress:
-    """One output of a cell: all warnings, the newest note, and the newest line of training, commits and evaluations."""
+class _NotebookProgress(Console):
+    """One output of a cell: all warnings, and the newest line of training, of commits, of evaluations and of others."""
 
     def __init__(self) -> None:
+        super().__init__(io.StringIO())
         self._display = importlib.import_module("IPython.display").display
-        self._lines: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self._newest: dict[str, str] = {}
         self._handle: Any = None
 
-    def __call__(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            found = _KIND.match(line)
-            kind = found[1][:3] if found is not None else line if line.startswith("warning: ") else ""
-            self._lines[kind] = _LONG_ID.sub(r"\1", line)
-        # Those of steps are below the others, in one order.
-        in_order = sorted(self._lines.items(), key=lambda item: item[0] if _KIND.match(item[1]) else "")
-        shown = {"text/plain": "\n".join(line for _, line in in_order)}
+    def line(self, text: str, *, of: str = "") -> None:
+        """Show a line of the console."""
+        text = _LONG_ID.sub(r"\1", text)
+        if of == "warning":
+            self._warnings.append(text)
+        else:
+            self._newest[of if of in _OF_STEPS else ""] = text
+        lines = [*self._warnings, *(self._newest[of] for of in ("", *_OF_STEPS) if of in self._newest)]
+        shown = {"text/plain": "\n".join(lines)}
         if self._handle is None:
             self._handle = self._display(shown, raw=True, display_id=True)
         else:

@@ -341,17 +341,21 @@ class ChildSettings(TypedDict, total=False):
     stderr: int | IO[bytes] | None
 
 
-def start_child(command: Sequence[str], **settings: Unpack[ChildSettings]) -> "subprocess.Popen[bytes]":
-    """Start a process as `subprocess.Popen` does. The kernel kills it when this process ends.
+def start_child(
+    command: Sequence[str], *, at_parents_end: signal.Signals = signal.SIGKILL, **settings: Unpack[ChildSettings]
+) -> "subprocess.Popen[bytes]":
+    """Start a process as `subprocess.Popen` does. The kernel signals it when this process ends.
 
     Args:
         command: the program's absolute path, and its arguments.
+        at_parents_end: the signal.
         settings: keyword arguments of `Popen`.
 
     Raises:
         OSError: the program cannot be started.
     """
-    wrapped = [sys.executable, "-I", "-S", os.fspath(_SCRIPT), str(os.getpid()), *command]
+    parent = (str(os.getpid()), str(int(at_parents_end)))
+    wrapped = [sys.executable, "-I", "-S", os.fspath(_SCRIPT), *parent, *command]
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(wrapped, **settings)
@@ -375,6 +379,7 @@ def start_module(
     words: Sequence[str] = (),
     *,
     environment: Mapping[str, str] | None = None,
+    at_parents_end: signal.Signals = signal.SIGKILL,
     **settings: Unpack[ChildSettings],
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m MODULE WORDS...` of Baton as `start_child` does.
@@ -383,6 +388,7 @@ def start_module(
         module: its full name.
         words: its arguments.
         environment: more environment variables.
+        at_parents_end: as for `start_child`.
         settings: keyword arguments of `Popen`.
 
     Raises:
@@ -390,7 +396,7 @@ def start_module(
     """
     settings["env"] = {**os.environ, **(environment or {})}
     # -P: a baton.py in the working folder must not hide Baton.
-    return start_child([sys.executable, "-P", "-m", module, *words], **settings)
+    return start_child([sys.executable, "-P", "-m", module, *words], at_parents_end=at_parents_end, **settings)
 
 
 def _starter_queue() -> "queue.SimpleQueue[_Start]":

@@ -12,7 +12,7 @@ garbage collector searches the growing heap again and again, although imports le
 imports scikit-learn, SciPy and matplotlib for `keras.wrappers` and `keras.visualization`, if they are installed. Here
 those two are loaded at their first use.
 
-*Ends with its parent.* `python -I -S process_start.py PARENT COMMAND...`, started by `process.py`, replaces
+*Ends with its parent.* `python -I -S process_start.py PARENT SIGNAL COMMAND...`, started by `process.py`, replaces
 itself with the command, which keeps its process id. For this, and because a process that starts anew imports it twice,
 this file imports only the standard library, and little of it.
 """
@@ -22,7 +22,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import signal
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -201,15 +200,15 @@ def main(words: list[str]) -> NoReturn:
     """Request the death signal, and become the command.
 
     Args:
-        words: the parent's process id; the command.
+        words: the parent's process id; the number of the signal; the command.
 
     Raises:
         OSError: the kernel refuses the death signal, or the command cannot be started.
     """
     import ctypes  # most who import this module do not start so
 
-    parent, command = int(words[0]), words[1:]
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    parent, number, command = int(words[0]), int(words[1]), words[2:]
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # the parent died before the request
         os._exit(1)

@@ -52,7 +52,7 @@ def prove(
     stream = sys.stderr if as_json else sys.stdout
     with Console(stream, doing="proving") as console, termination_as_interrupt(), _scratch(keep) as folder:
         require_free_servers(opened, console)
-        processes = FreshProcesses(folder / "said", hosts=hosts_of(run.spec))
+        processes = FreshProcesses(hosts=hosts_of(run.spec))
         laboratory = Laboratory(folder=folder, processes=processes, telemetry=console)
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, share_data=share_data, laboratory=laboratory)
     kept_folder = str(folder) if keep else None

@@ -251,8 +251,7 @@ def causes_of(
     Args:
         same_examples: whether both trainings prepared the same examples in the same order.
         repeatable: whether two straight trainings agree; None if only one was made.
-        operations: the model and its operations that keep state outside the checkpoint, as in `ProcessReport`; may be
-            empty.
+        operations: the model and its operations that keep state outside the checkpoint, as in `Outcome`; may be empty.
         source: `data.source`.
         same_step: whether all processes traced the same train step.
     """

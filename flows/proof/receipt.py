@@ -37,7 +37,7 @@ from baton.flows.proof.compare import (
     read_outcome,
     read_variable,
 )
-from baton.flows.proof.execute import CommitWatcher, Execution, FreshProcesses, Laboratory, error_of, hosts_of
+from baton.flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
 from baton.tasks.foundation.checkpoint.verify import read_manifest, verify_checkpoint
 from baton.tasks.foundation.contracts.base import baton_version
 from baton.tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
@@ -104,7 +104,7 @@ def prove(
             same_examples=found.same_examples,
             same_step=found.same_step,
             repeatable=repeatable,
-            operations=finished.report.stateful_operations,
+            operations=finished.stateful_operations,
             source=f"data.source {run.spec.data.source_words}",
         )
     # With callbacks, both trainings also commit for evaluations; those commits are not cuts.
@@ -144,14 +144,15 @@ def _cut_and_killed(
         laboratory.note(f"{again}to step {steps} in segments of {length}, until it is killed")
         # The kill comes at the second border, so that a warm process has crossed the first one.
         finished = laboratory.processes.kill_after(execution, 2 * length)
-        tip = CommitWatcher(execution.home).step()
+        head = RunLog(execution.home).head()
+        tip = 0 if head is None or head.tip is None else head.tip.step
         if finished.killed and finished.returncode == -SIGKILL:
             if 0 < tip < steps:
                 laboratory.note(f"killed at step {tip}; continuing to step {steps} in a new process")
                 laboratory.finish(execution)
                 return execution, tip
         elif finished.returncode != 0:
-            raise error_of(execution, finished)
+            raise finished.error(f"the training {execution.name}")
         steps *= 2
     raise BatonError(
         f"nothing is proved: in {_TRIES} tries, the last with {steps // 2} steps, the run finished before it could be "
@@ -187,7 +188,7 @@ def audit_in_scratch(
     """
     preflight(run)
     with temporary_folder(PROOF_PREFIX) as folder:
-        processes = FreshProcesses(folder / "said", hosts=hosts_of(run.spec))
+        processes = FreshProcesses(hosts=hosts_of(run.spec))
         laboratory = Laboratory(folder=folder, processes=processes, telemetry=telemetry)
         found = stretches_of(run.log.entries())
         chosen = choose(found, choice, count=count, seed=seed, home=run.home.uri)

@@ -51,7 +51,7 @@ class Baton:
 
     def without_prefect(self, file: Path, *words: str) -> tuple[str, ...]:
         """Training without Prefect."""
-        return (self.python, "-m", "baton.flows.without_prefect", str(file), *words)
+        return (self.python, "-m", "baton.flows.train", str(file), *words)
 
     def script(self, file: Path, *words: str) -> tuple[str, ...]:
         """A script that imports Baton's stages."""

@@ -260,7 +260,7 @@ def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
 @pytest.mark.nightly
 def test_mounted_user_code_trains(engine: Engine, user_code: Path) -> None:
     image = engine.build("train-cpu")
-    train = ["python", "-m", "baton.flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]
+    train = ["python", "-m", "baton.flows.train", "/code/run.yaml", "--set", "train.steps=2"]
     result = json.loads(mounted(engine, image, user_code, *train).stdout.splitlines()[-1])
     assert result["run"] == "own"
     assert result["step"] == 2

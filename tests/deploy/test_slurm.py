@@ -33,7 +33,7 @@ sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
 SCONTROL = "import sys; print('scontrol', *sys.argv[1:])"
 BATON = "import sys; from baton.flows.commands.main import main; sys.exit(main())"
-WITHOUT_PREFECT = "import sys; from baton.flows.without_prefect import main; sys.exit(main(sys.argv[2:]))"
+WITHOUT_PREFECT = "import sys; from baton.flows.train import main; sys.exit(main(sys.argv[2:]))"
 
 Batch = Callable[..., "subprocess.CompletedProcess[str]"]
 

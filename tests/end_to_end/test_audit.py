@@ -84,7 +84,7 @@ def files_of(home: Path) -> dict[str, bytes]:
 def test_audit_finds_what_changed_since_the_training(tmp_path: Path) -> None:
     for name, text in (("model.py", MODEL), ("data.py", DATA), ("run.yaml", RUN), ("drift", "none")):
         (tmp_path / name).write_text(text)
-    code, _, stderr = python(tmp_path, "baton.flows.without_prefect", "run.yaml")
+    code, _, stderr = python(tmp_path, "baton.flows.train", "run.yaml")
     assert code == 0, stderr
     before = files_of(tmp_path / "runs")
 

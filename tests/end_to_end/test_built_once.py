@@ -108,7 +108,7 @@ def run_file(folder: Path, model: str, **train: Any) -> None:
 @pytest.mark.slow
 def test_every_command_builds_once(tmp_path: Path) -> None:
     run_file(tmp_path, "model.py:build_model")
-    begun, _ = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--max-segments", "1")
+    begun, _ = command(tmp_path, "baton.flows.train", "run.yaml", "--max-segments", "1")
     baton = "baton.flows.commands.main"
     exported, _ = command(tmp_path, baton, "export", "run.yaml", "--format", "keras", "--to", "model.keras")
     examined, printed = command(tmp_path, baton, "doctor", "run.yaml")
@@ -119,9 +119,9 @@ def test_every_command_builds_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_attributes_that_callbacks_and_a_trace_change_need_no_other_build(tmp_path: Path) -> None:
     run_file(tmp_path, "model.py:counting", callbacks="model.py:annealing")
-    straight, whole = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--set", "storage=./straight")
-    begun, _ = command(tmp_path, "baton.flows.without_prefect", "run.yaml", "--max-segments", "1")
-    resumed, cut = command(tmp_path, "baton.flows.without_prefect", "run.yaml")
+    straight, whole = command(tmp_path, "baton.flows.train", "run.yaml", "--set", "storage=./straight")
+    begun, _ = command(tmp_path, "baton.flows.train", "run.yaml", "--max-segments", "1")
+    resumed, cut = command(tmp_path, "baton.flows.train", "run.yaml")
     assert (straight, begun, resumed) == (1, 1, 1)
     results = [json.loads(printed.splitlines()[-1]) for printed in (whole, cut)]
     assert results[0]["step"] == results[1]["step"] == 15

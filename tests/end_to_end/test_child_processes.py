@@ -85,7 +85,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("cloud")
 def test_pool_of_new_processes_gives_the_examples(file: Path) -> None:
-    command = [sys.executable, "-m", "baton.flows.without_prefect", str(file), "--set", "storage=gs://bucket/runs"]
+    command = [sys.executable, "-m", "baton.flows.train", str(file), "--set", "storage=gs://bucket/runs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 8
@@ -95,8 +95,8 @@ def test_pool_of_new_processes_gives_the_examples(file: Path) -> None:
     ("command", "what"),
     [
         (["baton.flows.commands.main", "run"], "wait_in_a_pool"),
-        (["baton.flows.without_prefect"], "wait_in_a_library"),
-        (["baton.flows.without_prefect"], "wait_at_the_exit"),
+        (["baton.flows.train"], "wait_in_a_library"),
+        (["baton.flows.train"], "wait_at_the_exit"),
     ],
 )
 def test_stopped_process_leaves_whatever_waits(file: Path, tmp_path: Path, command: list[str], what: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import ModelError, SourceError
 from tests.support.event_recorder import EventRecorder

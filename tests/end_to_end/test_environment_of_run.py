@@ -52,7 +52,7 @@ def trained(lab: Lab, name: str, *words: str, **variables: str) -> tuple[dict[st
     spec = spec_of("build", run=name, train__segment_steps=4, train__steps=8, storage=str(lab.root / "runs"))
     file = lab.code / "run.yaml"
     file.write_text(spec.model_dump_json(exclude_defaults=True), encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "baton.flows.without_prefect", str(file), *words]
+    command = [sys.executable, "-P", "-m", "baton.flows.train", str(file), *words]
     environment = {**os.environ, **XLA, **variables}
     done = forked.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode in {0, 3}, done.stderr[-3000:]

@@ -13,7 +13,7 @@ from baton.flows.commands.main import main
 from baton.flows.opened_run import Goal, OpenedRun
 from baton.flows.proof.execute import Execution, FreshProcesses
 from baton.flows.result import RelayResult
-from baton.flows.without_prefect import train as train_to
+from baton.flows.train import train as train_to
 from baton.tasks.foundation.contracts.log_entry import Commit, Evaluation, MetricRow
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import IdentityChanged, RunFileError
@@ -170,7 +170,7 @@ def test_epochs_need_no_further_key(tmp_path: Path) -> None:
     rates = [row.learning_rate for row in rows]
     assert rates == pytest.approx([0.01, 0.01, 0.005, 0.0025, 0.00125, 0.000625]), "set after the evaluation"
     assert {each.keep_best.metric for each in bodies(straight, Evaluation)} == {"loss"}
-    processes = FreshProcesses(tmp_path / "said")
+    processes = FreshProcesses()
     shorter = Execution(name="killed", storage=tmp_path / "storage", file=path, settings=("train.epochs=4",), steps=18)
     assert processes.kill_after(shorter, ends[0]).returncode == -signal.SIGKILL
     killed = load_run_file(path, ["run=killed", "train.epochs=4"])

@@ -131,7 +131,7 @@ def test_every_difference_is_named_on_all_hosts(own: Path, tmp_path: Path) -> No
         words = [word for setting in extra for word in ("--set", setting)]
         hosts.append(
             subprocess.Popen(
-                [sys.executable, "-m", "baton.flows.without_prefect", str(file), *words],
+                [sys.executable, "-m", "baton.flows.train", str(file), *words],
                 cwd=tmp_path,
                 env={**os.environ, "PYTHONPATH": str(checkout), **place(addresses, host)},
                 stderr=subprocess.PIPE,

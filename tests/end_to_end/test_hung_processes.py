@@ -96,7 +96,7 @@ def write_run(folder: Path, name: str) -> Path:
 
 def train(file: Path, *overrides: str, code: int, **environment: str) -> subprocess.CompletedProcess[str]:
     words = [word for override in overrides for word in ("--set", override)]
-    command = [sys.executable, "-W", "ignore", "-m", "baton.flows.without_prefect", str(file), *words]
+    command = [sys.executable, "-W", "ignore", "-m", "baton.flows.train", str(file), *words]
     env = {**os.environ, **environment}
     done = forked.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == code, done.stderr[-3000:]
@@ -156,7 +156,7 @@ def test_store_that_never_answers_ends_the_wait_for_a_commit(cloud: FakeGcs, tmp
     """Baton's own limits of a request are longer here than the limit of a hang."""
     endless = [*SLOW, "train.steps=2000000", "train.segment_steps=2000000", "train.log_every_steps=10"]
     often = [*endless, "checkpoint.every_seconds=1", "stop.hang_seconds=1.5"]
-    command = [sys.executable, "-W", "ignore", "-m", "baton.flows.without_prefect", str(slow_digits(tmp_path / "code"))]
+    command = [sys.executable, "-W", "ignore", "-m", "baton.flows.train", str(slow_digits(tmp_path / "code"))]
     command += settings("digits", "gs://bucket/runs", extra=often)
     home = f"runs/{HOMES['digits']}/"
     with (tmp_path / "output").open("wb") as output:

@@ -64,7 +64,7 @@ def test_flipped_bit_is_found_at_its_commit(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / name).write_text(text)
 
     (tmp_path / "flip").touch()
-    code, _, stderr = python(tmp_path, "baton.flows.without_prefect", "run.yaml")
+    code, _, stderr = python(tmp_path, "baton.flows.train", "run.yaml")
     assert code == 0, stderr
     (tmp_path / "flip").unlink()
     before = files_of(tmp_path / "runs")

@@ -135,7 +135,7 @@ def trained(file: Path, name: str, *words: str, seed: str | None) -> dict[str, A
     """Train in a process with this hash seed; None: without the variable."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
     environment |= {} if seed is None else {"PYTHONHASHSEED": seed}
-    command = [sys.executable, "-P", "-m", "baton.flows.without_prefect", str(file), "--set", f"run={name}", *words]
+    command = [sys.executable, "-P", "-m", "baton.flows.train", str(file), "--set", f"run={name}", *words]
     done = forked.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in {0, 3}, done.stderr[-3000:]
     assert "sets have another order" not in done.stderr
@@ -209,7 +209,7 @@ def test_run_keeps_the_vocabulary_that_it_began_with(
     monkeypatch.setattr(subprocess, "run", forked.run)  # the export is read back in a fork
 
     def train(*words: str) -> tuple[int, str]:
-        command = [sys.executable, "-P", "-m", "baton.flows.without_prefect", "run.yaml", *words]
+        command = [sys.executable, "-P", "-m", "baton.flows.train", "run.yaml", *words]
         done = forked.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         return done.returncode, done.stderr
 

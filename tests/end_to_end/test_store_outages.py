@@ -51,7 +51,7 @@ def child(
 @pytest.mark.parametrize(
     ("module", "words", "outage"),
     [
-        ("baton.flows.without_prefect", [], "does not respond"),
+        ("baton.flows.train", [], "does not respond"),
         pytest.param("baton.flows.commands.main", ["run"], "responds with 503", marks=pytest.mark.nightly),
     ],
     ids=["plain", "baton run"],
@@ -100,7 +100,7 @@ def test_refusals_are_waited_for_and_sigterm_ends_during_an_outage(
 def test_refusal_that_stays_ends_the_run(cloud: FakeGcs, tmp_path: Path) -> None:
     environment = environment_with(tmp_path / "prefect") | {"BATON_STORAGE_PATIENCE_SECONDS": "15"}
     home = f"runs/{HOMES['digits']}/"
-    with child("baton.flows.without_prefect", [], tmp_path, environment) as process:
+    with child("baton.flows.train", [], tmp_path, environment) as process:
         wait_until(lambda: entries_in(cloud, home) >= 4, process)
         refused = {"match": {"kind": "object.insert"}, "times": None, "fault": "status", "code": 403}
         cloud.faults = FaultPlan.scripted([refused])

@@ -13,7 +13,7 @@ import pytest
 
 from baton.flows.facts import RunStatus
 from baton.flows.opened_run import Goal, OpenedRun, RunHome
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.state.warm_state import PROCESS_STATE
@@ -211,7 +211,7 @@ MISTAKES = {
 
 def in_a_process(file: Path) -> tuple[int, str]:
     """The exit code and the error of the command."""
-    command = [sys.executable, "-m", "baton.flows.without_prefect", file.name]
+    command = [sys.executable, "-m", "baton.flows.train", file.name]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = forked.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr[done.stderr.index("error: ") :]

@@ -16,8 +16,8 @@ from baton.flows import result as results
 from baton.flows.admit import Admitted, LivenessProbe, admit, require_idle, require_still_idle
 from baton.flows.commands.main import main
 from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.train import train
 from baton.flows.with_prefect import run_flows
-from baton.flows.without_prefect import train
 from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.contracts.run_spec import RunSpec

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +26,7 @@ import numpy as np
 import pytest
 import yaml
 
-from baton.flows.api import Rows, Run, _changes, _print_lines, in_python_words, run
-from baton.flows.bare_process import _wait
+from baton.flows.api import Rows, Run, _changes, in_python_words, run
 from baton.tasks.foundation.contracts.log_entry import Change
 from baton.tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
 from baton.tasks.foundation.model.saved_code import save_code
@@ -148,25 +147,6 @@ def test_notebook_shows_how_far_a_run_is(tmp_path: Path) -> None:
     assert many.count("<tr>") == 1 + 10 + 1
     assert "<b>" not in many
     assert "<i>" not in many
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_lines_of_a_training_are_shown_as_they_come(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], breaks: bool
-) -> None:
-    output = tmp_path / "output"
-    code = "print('step 1/2\\nstep 2/2'); print('error: ModelError: it is raised\\n  not shown'); print('end', end='')"
-
-    def show(lines: Sequence[str]) -> None:
-        if breaks:
-            raise BrokenPipeError
-        _print_lines(lines)
-
-    with output.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=file)
-        assert _wait(process, output, show) is False
-    assert process.returncode == 0
-    assert capsys.readouterr().err == ("" if breaks else "step 1/2\nstep 2/2\n")
 
 
 def test_code_of_somebody_else_is_refused_or_the_run_files_used(

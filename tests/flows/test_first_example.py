@@ -9,7 +9,7 @@ import pytest
 
 from baton.flows.opened_run import Goal, OpenedRun
 from baton.flows.runner import InProcess
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
 from baton.tasks.foundation.errors import BatonError, ModelError

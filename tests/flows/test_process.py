@@ -65,18 +65,18 @@ except Terminated:
 """
 
 PROOF = """
-import sys, threading, time
+import subprocess, sys, time
 from pathlib import Path
 from baton.flows.proof.choose import training_of
-from baton.flows.proof.execute import FreshProcesses
+from baton.flows.supervisor import Trainer
 from baton.tasks.foundation.contracts.run_file import load_run_file
 
 folder = Path(sys.argv[1])
 run = load_run_file(folder / "run.yaml")
 trial = training_of(run, (), name="straight", storage=folder / "scratch", steps=4, segment_steps=4)
-with FreshProcesses(folder / "output")._started(trial) as (chief, _):
-    print(chief.pid, flush=True)
-    time.sleep(600)
+trainer = Trainer(trial.arguments(), [], output=subprocess.DEVNULL, own_session=True)
+print(trainer.process.pid, flush=True)
+time.sleep(600)
 """
 
 
@@ -145,10 +145,10 @@ def test_a_trial_ends_with_a_killed_proof(tmp_path: Path) -> None:
 def test_a_child_started_after_its_parents_death_exits(tmp_path: Path) -> None:
     wanted = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]
     script = [sys.executable, "-I", "-S", process_start.__file__]
-    orphan = subprocess.run([*script, "1", *wanted], check=False)  # the parent is this process, not process 1
+    orphan = subprocess.run([*script, "1", "9", *wanted], check=False)  # the parent is this process, not process 1
     assert orphan.returncode == 1
     assert not (tmp_path / "ran").exists()
-    assert subprocess.run([*script, str(os.getpid()), *wanted], check=False).returncode == 0
+    assert subprocess.run([*script, str(os.getpid()), "9", *wanted], check=False).returncode == 0
     assert (tmp_path / "ran").exists()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.flows import without_prefect
+from baton.flows import train as trainer
 from baton.flows.commands.main import main
 from baton.flows.opened_run import saved_run
 from baton.tasks.foundation.contracts.home_files import SavedCode
@@ -109,9 +109,9 @@ def test_bare_process_masks_and_escapes_what_it_prints(tmp_path: Path, capsys: p
     values |= {"train": {"steps": 1, "global_batch_size": 8}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     (tmp_path / "model.py").write_text(CODE)
-    assert without_prefect.main([str(tmp_path / "run.yaml")]) == 2
+    assert trainer.main([str(tmp_path / "run.yaml")]) == 2
     override = f"data.source=https://me:{PASSWORD}@host/x"
-    assert without_prefect.main([str(tmp_path / "run.yaml"), "--set", override]) == 2
+    assert trainer.main([str(tmp_path / "run.yaml"), "--set", override]) == 2
     printed = capsys.readouterr().err
     assert_no_secret(printed, "printed")
     assert all(line.isprintable() for line in printed.splitlines())

@@ -8,7 +8,7 @@ import pytest
 
 from baton.flows.commands.main import main
 from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.identity import VALIDATION
 from baton.tasks.foundation.contracts.log_entry import Quarantine, Rewind
 from baton.tasks.foundation.contracts.run_file import load_run_file

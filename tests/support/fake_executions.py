@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from baton.flows.bare_process import ProcessReport
 from baton.flows.proof.compare import SavedState
-from baton.flows.proof.execute import Execution, FinishedProcess
+from baton.flows.proof.execute import Execution
+from baton.flows.supervisor import Outcome
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from baton.tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
 from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
@@ -56,20 +56,19 @@ class FakeExecutions:
     ended: list[Execution] = field(default_factory=list)
     killed: list[Execution] = field(default_factory=list)
 
-    def run_to_end(self, execution: Execution) -> FinishedProcess:
+    def run_to_end(self, execution: Execution) -> Outcome:
         self.ended.append(execution)
         self._train(execution, execution.steps)
-        report = ProcessReport(stateful_operations=self.stateful_operations)
-        return FinishedProcess(returncode=0, stderr="", report=report)
+        return Outcome(returncode=0, stateful_operations=self.stateful_operations)
 
-    def kill_after(self, execution: Execution, step: int) -> FinishedProcess:
+    def kill_after(self, execution: Execution, step: int) -> Outcome:
         self.killed.append(execution)
         if len(self.killed) <= self.too_quick:
             self._train(execution, execution.steps)
             # In turn: it ended before the kill; it was killed when all its work was done.
-            return FinishedProcess(returncode=-9 * (len(self.killed) % 2), stderr="", killed=True)
+            return Outcome(returncode=-9 * (len(self.killed) % 2), killed=True)
         self._train(execution, step)
-        return FinishedProcess(returncode=-9, stderr="", killed=True)
+        return Outcome(returncode=-9, killed=True)
 
     def read(self, _home: LocalStorage, ref: CheckpointRef) -> dict[str, Any]:
         values = {key: np.arange(6, dtype="float32").reshape(2, 3) for key in KEYS}

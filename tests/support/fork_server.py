@@ -10,6 +10,7 @@ from baton.flows.process import exits_with  # isort: skip - registers first what
 
 import atexit
 import copy
+import fcntl
 import gc
 import importlib
 import json
@@ -95,7 +96,7 @@ class _Imported(Loader):
 
 # Modules that the tests' processes need. Importing them starts no thread.
 PRELOADED = (
-    "baton.flows.without_prefect",
+    "baton.flows.train",
     "baton.tasks.prepare_data.stage",
     "baton.tasks.init_or_restore.stage",
     "baton.tasks.train_segment.stage",
@@ -129,6 +130,7 @@ PREFECT = (
     "prefect.server.api.server",
 )
 _STREAMS = 3
+_MOST_PIPES = 8  # more than these that a process may get
 _CTRL_C_EXIT = 256
 _set_by_imports: dict[str, str] = {}
 
@@ -226,7 +228,7 @@ class ForkServer:
     def _serve_client(self, ready: int) -> dict[str, Any] | None:
         """Fork for a client's request. If a client has ended, kill the process group of its fork."""
         client = self._clients[ready]
-        message, descriptors, _flags, _address = socket.recv_fds(client, 1 << 20, _STREAMS)
+        message, descriptors, _flags, _address = socket.recv_fds(client, 1 << 20, _STREAMS + _MOST_PIPES)
         if message:
             return self._fork(message, descriptors, client)
         self._poll.unregister(client)
@@ -245,10 +247,16 @@ class ForkServer:
             for handle, (_process, other) in self._processes.items():
                 os.close(handle)
                 other.close()
-            for number, descriptor in enumerate(streams):
+            request = dict(json.loads(message))
+            targets = [*range(_STREAMS), *request.get("descriptors", ())]
+            # Away from all targets first, one of which may be the number of another one.
+            moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1 + max(targets)) for descriptor in streams]
+            for descriptor in streams:
+                os.close(descriptor)
+            for number, descriptor in zip(targets, moved, strict=True):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            return dict(json.loads(message))
+            return request
         for descriptor in streams:
             os.close(descriptor)
         handle = os.pidfd_open(child)

@@ -23,6 +23,8 @@ def main(words: list[str]) -> None:
         os.execv(INTERPRETER, [INTERPRETER, *words])  # noqa: S606
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     module = program[1]
+    # Pipes that the starter has passed on, as for events.
+    more = [each for each in map(int, os.listdir("/proc/self/fd")) if each > 2 and _is_inherited(each)]  # noqa: PTH208
     request = {
         "kind": "module",
         "what": module,
@@ -33,12 +35,13 @@ def main(words: list[str]) -> None:
         "cwd": os.getcwd(),  # noqa: PTH109 - pathlib takes longer to import than this process lives
         "session": True,
         "group": None,
+        "descriptors": more,
         # Prefect's supervisor of a flow run starts one more process. The flow itself sees the real interpreter.
         "executable": __file__ if module.startswith("prefect.runner.") else None,
     }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(SERVER)
-    socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+    socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *more])
     process = int(server.recv(64))
 
     def forward(number: int, _frame: object) -> None:
@@ -58,6 +61,13 @@ def main(words: list[str]) -> None:
     if -exit_code not in {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(-exit_code, signal.SIG_DFL)
     os.kill(os.getpid(), -exit_code)
+
+
+def _is_inherited(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # that of the listing
+        return False
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import sys
 import time
 from datetime import datetime, timedelta, tzinfo
 
-from baton.flows import without_prefect
+from baton.flows import train as trainer
 from baton.tasks.foundation.log import log
 
 _READ = itertools.count()
@@ -22,4 +22,4 @@ class Back(datetime):
 if __name__ == "__main__":
     log.datetime = Back
     time.time = lambda: 500_000_000.0 - 3600 * next(_READ)
-    sys.exit(without_prefect.main(sys.argv[1:]))
+    sys.exit(trainer.main(sys.argv[1:]))

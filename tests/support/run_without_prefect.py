@@ -1,4 +1,4 @@
-"""Train a run file without Prefect: `python run_without_prefect.py FILE [options]`; see `baton.flows.without_prefect`.
+"""Train a run file without Prefect: `python run_without_prefect.py FILE [options]`; see `baton.flows.train`.
 
 Two more options: `--without-seed-state` leaves the seeds out of the state tree, so that a test can show that it
 notices. `--report` writes the report, which takes a tenth of such a short process. With BATON_TEST_BATCH_SECONDS in the
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from baton.flows import result
 from baton.flows.process import exits_with
-from baton.flows.without_prefect import main
+from baton.flows.train import main
 from baton.tasks.foundation.model import step
 from baton.tasks.foundation.state import train_state
 from baton.tasks.train_segment import trainer

@@ -25,7 +25,7 @@ def give_up_root_rights() -> None:
 
 if __name__ == "__main__":  # the imports take seconds, and not everybody who gives up rights trains
     from baton.flows.process import exits_with
-    from baton.flows.without_prefect import main
+    from baton.flows.train import main
     from tests.support.run_without_prefect import leave_out_report
 
     give_up_root_rights()

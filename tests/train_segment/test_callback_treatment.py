@@ -9,7 +9,7 @@ import pytest
 
 from baton.flows import result as results
 from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.without_prefect import train as train_to
+from baton.flows.train import train as train_to
 from baton.tasks.foundation.contracts.run_file import RunFile
 from baton.tasks.foundation.state.warm_state import PROCESS_STATE
 from tests.support.event_recorder import EventRecorder

@@ -17,7 +17,7 @@ from baton.flows import result as results
 from baton.flows.api import Run as ApiRun
 from baton.flows.opened_run import Goal, OpenedRun
 from baton.flows.result import RelayResult
-from baton.flows.without_prefect import train as train_to
+from baton.flows.train import train as train_to
 from baton.tasks.evaluate.report.page import write_report
 from baton.tasks.foundation.checkpoint.fork import fork
 from baton.tasks.foundation.contracts.log_entry import Change, Finish

@@ -26,6 +26,7 @@ from baton.tasks.foundation.telemetry.events import (
     Note,
     Phase,
     Preparing,
+    Printed,
     Training,
 )
 from baton.tasks.foundation.telemetry.formatting import (
@@ -49,6 +50,7 @@ _WIDE_COLUMNS = 110  # from this width on, elapsed is beside the facts
 _ELAPSED_COLUMNS = 7  # those that it takes from the facts
 _SHOWN_SECONDS = 0.05
 _TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
+_STYLES = {"warning": f"bold {NOTICE}", "start": "dim", "commit": GOOD, "evaluation": "cyan", "training": ""}
 _PIPE_COLUMNS = 1000  # a pipe has no width; never wrap lines
 
 
@@ -237,10 +239,10 @@ class Console:
 
     def _show(self, event: Event) -> None:
         match event:
-            case Note():
-                self._line(
-                    ("warning: " if event.warning else "") + event.text, f"bold {NOTICE}" if event.warning else ""
-                )
+            case Note(warning=True):
+                self.line(f"warning: {event.text}", of="warning")
+            case Note() | Printed():
+                self.line(event.text)
             case Phase():
                 self._phases.enter(event.cause)
             case Preparing():
@@ -252,10 +254,11 @@ class Console:
                 path = checkpoint_name(event.path) if self._terminal else event.path
                 metrics = metric_words(event.metrics, partial=event.partial)
                 words = (f"step {event.step}", "committed", path, metrics, size_words(event.size))
-                self._line("  ".join(filter(None, words)), GOOD)
+                self.line("  ".join(filter(None, words)), of="commit")
             case Evaluated():
                 examples = counted(event.examples, f"{event.on} example")
-                self._line(f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({examples})", "cyan")
+                metrics = metric_words(event.metrics)
+                self.line(f"step {event.step}  evaluated  {metrics}  ({examples})", of="evaluation")
         if self._phases.starting and not isinstance(event, Preparing):
             self._bar(self._phases.now, None, None, "")
 
@@ -264,11 +267,11 @@ class Console:
             self._bar("preparing", None, None, counted(event.examples, "example", thousands=","))
         elif event.examples >= 2 * self._last_examples:
             self._last_examples = event.examples
-            self._line(f"preparing  {counted(event.examples, 'example')}")
+            self.line(f"preparing  {counted(event.examples, 'example')}")
 
     def _training(self, event: Training) -> None:
         if self._phases.starting and (words := self._phases.end()):
-            self._line(words, "dim")
+            self.line(words, of="start")
         self._metrics = event.metrics or self._metrics
         rate = f"{event.examples_per_second:,.0f} examples/s"
         epoch = "" if event.epoch is None else f"{epoch_words(event.epoch)}  "
@@ -283,7 +286,8 @@ class Console:
             if step < event.step < event.target:  # with evaluations and commits as since the first line
                 seconds = (event.target - event.step) * (now - began) / (event.step - step)
                 left = f"  about {duration_words(seconds)} left"
-            self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}{left}")
+            metrics = metric_words(event.metrics)
+            self.line(f"step {event.step}/{event.target}  {epoch}{metrics}  {rate}{left}", of="training")
 
     def _facts(self, event: Training, rate: str, epoch: str, *, beside: int) -> str:
         """As much of what is known as the terminal has room for; `beside` columns are for the rest of the bar."""
@@ -323,11 +327,12 @@ class Console:
         """A line as lines that fit: with `soft_wrap`, rich would leave it to the terminal, which breaks words."""
         return folded(line, self._rich.width if self._terminal else None, indent=2)
 
-    def _line(self, text: str, style: str = "") -> None:
+    def line(self, text: str, *, of: str = "") -> None:
+        """Print a line; `of` says of what it is, one of `_STYLES`, or something else."""
         text = shown_lines(text)
         if self._terminal:
             lines = (part for line in text.split("\n") for part in self._folded(line))
-            self._rich.print(Text("\n".join(lines), style))
+            self._rich.print(Text("\n".join(lines), _STYLES.get(of, "")))
         else:
             self._stream.write(f"{text}\n")
             self._stream.flush()

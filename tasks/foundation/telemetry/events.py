@@ -1,13 +1,26 @@
-"""The events of a run. Stages emit them; sinks show or keep them. Warnings that Baton's modules log become notes."""
+"""The events of a run. Stages emit them; sinks show or keep them. Warnings that Baton's modules log become notes.
 
+Events leave a process as lines of JSON, each an object with the event's class and its fields. `EventStream` writes them
+to a pipe; `event_of` reads a line. Nobody waits for who reads: what does not fit into the pipe waits in memory, and is
+dropped when that is too much. The last event, `Ended`, is never dropped.
+"""
+
+import json
 import logging
+import os
+import queue
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Final, Literal, Protocol, get_args
+
+from pydantic import BaseModel, TypeAdapter
 
 from baton.tasks.foundation.contracts.data_spec import SetName
 from baton.tasks.foundation.contracts.log_entry import Commit
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.masking import masked
 
 
@@ -138,7 +151,45 @@ class Hung:
     stacks: str
 
 
-Event = Note | StatefulOperations | Phase | Waiting | Preparing | Training | Committed | Evaluated | CommitPace | Hung
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """A line that the process printed, as code of the user does; who starts the process makes this event."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The process has done its work, and ends; its last event. A killed or crashed process sends none.
+
+    Attributes:
+        exit_code: that it will have.
+        result: what it reached, a `RelayResult` as JSON; empty if it reached nothing.
+        stopped: the exit reason of a signal that ended it; empty if none did.
+        error: that ended it.
+    """
+
+    exit_code: int
+    result: str = ""
+    stopped: str = ""
+    error: ErrorReport | None = None
+
+
+Event = (
+    Note
+    | DatasetUsed
+    | StatefulOperations
+    | Phase
+    | Waiting
+    | Preparing
+    | Training
+    | Committed
+    | Evaluated
+    | CommitPace
+    | Hung
+    | Printed
+    | Ended
+)
 
 
 class Sink(Protocol):
@@ -177,6 +228,77 @@ class Several:
         """Pass the event to each sink."""
         for sink in self.sinks:
             sink.emit(event)
+
+
+_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
+_MOST_LINES: Final = 10_000  # that wait for a reader
+_LAST_SECONDS: Final = 5.0  # so long may a reader take for what it is told last
+
+
+def line_of(event: Event) -> bytes:
+    """An event as a line of JSON."""
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    return json.dumps({"event": type(event).__name__, **values}, default=_plain).encode() + b"\n"
+
+
+def event_of(line: bytes) -> Event:
+    """The event in a line.
+
+    Raises:
+        ValueError: no event of this version is in it.
+    """
+    values = json.loads(line)
+    kind = values.pop("event", "") if isinstance(values, dict) else ""
+    if kind not in _KINDS:
+        raise ValueError(f"{line[:100]!r} has no known event")
+    event: Event = _adapter(kind).validate_python(values)
+    return event
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_KINDS[kind])
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else dict(value)  # type: ignore[call-overload]
+
+
+class EventStream:
+    """A `Sink` that writes events to a pipe, in a thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Take the pipe by its writing end."""
+        self._pipe = descriptor
+        self._lines: queue.Queue[bytes | threading.Event] = queue.Queue(_MOST_LINES)
+        threading.Thread(target=self._write, name="baton-events", daemon=True).start()
+
+    def emit(self, event: Event) -> None:
+        """Send an event; the last ones of a process before this returns, if the reader takes them in time."""
+        if isinstance(event, Ended | Hung):
+            sent = threading.Event()
+            for item in (line_of(event), sent):
+                with suppress(queue.Full):
+                    self._lines.put(item, timeout=_LAST_SECONDS)
+            sent.wait(_LAST_SECONDS)
+            return
+        with suppress(queue.Full):
+            self._lines.put_nowait(line_of(event))
+
+    def _write(self) -> None:
+        with suppress(OSError):  # nobody reads
+            while True:
+                item = self._lines.get()
+                if isinstance(item, threading.Event):
+                    item.set()
+                    continue
+                left = memoryview(item)
+                while left:
+                    left = left[os.write(self._pipe, left) :]
+        while True:  # nobody waits for a reader that is gone
+            item = self._lines.get()
+            if isinstance(item, threading.Event):
+                item.set()
 
 
 _BATON = logging.getLogger("baton")

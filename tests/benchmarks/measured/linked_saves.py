@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baton.flows.without_prefect import train  # noqa: F401  # isort: skip - it quiets TensorFlow
+from baton.flows.train import train  # noqa: F401  # isort: skip - it quiets TensorFlow
 
 from baton.tasks.foundation.checkpoint.snapshot import take_snapshot
 from baton.tasks.foundation.checkpoint.write import write_snapshot

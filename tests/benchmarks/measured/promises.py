@@ -11,7 +11,7 @@ none       all four
 import sys
 from typing import Any
 
-from baton.flows.without_prefect import main
+from baton.flows.train import main
 
 import tensorflow as tf  # isort: skip - quiet since the import above
 

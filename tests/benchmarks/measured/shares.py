@@ -81,7 +81,7 @@ def _print(name: str, value: float) -> None:
 def train(run_file: Path) -> None:
     """Train as one host, and print what its saves took."""
     from baton.flows import result
-    from baton.flows.without_prefect import main
+    from baton.flows.train import main
 
     saves = Saves()
     saves.watch()

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from baton.flows.without_prefect import train  # isort: skip - it quiets TensorFlow
+from baton.flows.train import train  # isort: skip - it quiets TensorFlow
 
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # no public hook notes variables
 

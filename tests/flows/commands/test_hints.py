@@ -18,7 +18,7 @@ from baton.flows.commands.run import _continue_command, print_summary
 from baton.flows.facts import RunFacts
 from baton.flows.opened_run import Goal, OpenedRun, RunHome
 from baton.flows.result import RelayResult
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.checkpoint.fork import refuse_unfinished_fork
 from baton.tasks.foundation.contracts.identity import accepted_keys
 from baton.tasks.foundation.contracts.log_entry import Lineage, UnfinishedFork

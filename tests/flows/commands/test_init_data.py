@@ -13,7 +13,7 @@ from pyarrow import ipc, parquet
 
 from baton.flows.commands.main import main
 from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.without_prefect import train
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.telemetry.events import Silent
 from baton.tasks.foundation.user_functions import load_function

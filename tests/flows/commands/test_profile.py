@@ -32,7 +32,7 @@ def training(lab: Lab, run: str, *words: str) -> "subprocess.Popen[bytes]":
     file = lab.code / f"{run}.yaml"
     values = spec.model_dump(mode="json", exclude_defaults=True) | {"storage": str(lab.root / "storage")}
     file.write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "baton.flows.without_prefect", str(file), *words]
+    command = [sys.executable, "-m", "baton.flows.train", str(file), *words]
     return forked.Popen(
         command, cwd=CHECKOUT, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -8,7 +8,8 @@ import pytest
 
 from baton.flows.commands import prove as verb
 from baton.flows.commands.main import main
-from baton.flows.proof.execute import Execution, FinishedProcess, Laboratory
+from baton.flows.proof.execute import Execution, Laboratory
+from baton.flows.supervisor import Outcome
 from baton.tasks.foundation.contracts.home_files import ProofReceipt
 from baton.tasks.foundation.contracts.run_file import RunFile
 from baton.tasks.foundation.errors import BatonError
@@ -26,7 +27,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeExecutions:
     fakes = FakeExecutions()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(verb.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(verb, "FreshProcesses", lambda _folder, **_settings: fakes)
+    monkeypatch.setattr(verb, "FreshProcesses", lambda **_settings: fakes)
     monkeypatch.setattr(verb, "Laboratory", partial(Laboratory, saved=fakes.saved))
     return fakes
 
@@ -62,7 +63,7 @@ def test_first_difference_is_printed(run: RunFile, fakes: FakeExecutions, capsys
 
 
 def test_scratch_folder_is_removed_after_an_interrupt(run: RunFile, fakes: FakeExecutions, tmp_path: Path) -> None:
-    def interrupted(_: Execution) -> FinishedProcess:
+    def interrupted(_: Execution) -> Outcome:
         raise KeyboardInterrupt
 
     fakes.run_to_end = interrupted  # type: ignore[method-assign]

@@ -308,7 +308,7 @@ def test_model_of_a_begun_run_is_compared(tmp_path: Path, monkeypatch: pytest.Mo
         named = {"cwd": file.parent, "env": os.environ | {"PYTHONHASHSEED": seed}, "capture_output": True, "text": True}
         return forked.run([sys.executable, "-P", "-m", *given], check=False, **named)  # type: ignore[arg-type]
 
-    started = command("0", "baton.flows.without_prefect", str(file), "--until-step", "1")
+    started = command("0", "baton.flows.train", str(file), "--until-step", "1")
     assert started.returncode == 0, started.stderr
     done = command("7", "baton.flows.commands.main", "doctor", str(file))
     assert done.returncode == 0, done.stdout  # it has the run's order of the set

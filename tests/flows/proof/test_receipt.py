@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from baton.flows.bare_process import ProcessReport
-from baton.flows.proof.execute import FinishedProcess, Laboratory
+from baton.flows.proof.execute import Laboratory
 from baton.flows.proof.receipt import agreement, prove
+from baton.flows.supervisor import Outcome
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
 from baton.tasks.foundation.contracts.home_files import ProofReceipt
 from baton.tasks.foundation.contracts.run_file import RunFile
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.errors import BatonError, InvalidInput, SourceError
 from baton.tasks.foundation.storage.local import LocalStorage
-from baton.tasks.foundation.telemetry.events import Silent
+from baton.tasks.foundation.telemetry.events import Ended, Silent
 from tests.support.fake_executions import FakeExecutions, small_run_file
 
 
@@ -132,15 +132,15 @@ def test_proof_fails_if_every_training_finishes_before_the_kill(run: RunFile, tm
 
 def test_process_killed_from_outside_is_reported(run: RunFile, tmp_path: Path) -> None:
     fakes = FakeExecutions()
-    fakes.kill_after = lambda *_: FinishedProcess(returncode=-9, stderr="")  # type: ignore[method-assign]
+    fakes.kill_after = lambda *_: Outcome(returncode=-9)  # type: ignore[method-assign]
     with pytest.raises(BatonError, match="killed from outside"):
         receipt_of(run, fakes, tmp_path)
 
 
 def test_process_that_refused_its_input_raises_its_error(run: RunFile, tmp_path: Path) -> None:
     fakes = FakeExecutions()
-    report = ProcessReport(error=ErrorReport.of(SourceError("data.py:load: no examples")))
-    fakes.run_to_end = lambda _: FinishedProcess(returncode=2, stderr="", report=report)  # type: ignore[method-assign]
+    ended = Ended(exit_code=2, error=ErrorReport.of(SourceError("data.py:load: no examples")))
+    fakes.run_to_end = lambda _: Outcome(returncode=2, ended=ended)  # type: ignore[method-assign]
     with pytest.raises(SourceError, match=r"data\.py:load: no examples"):
         receipt_of(run, fakes, tmp_path)
 

@@ -197,7 +197,7 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     system = StandInSystem()
     system.install()
     from baton.flows.opened_run import Goal, OpenedRun, storage_of
-    from baton.flows.without_prefect import train
+    from baton.flows.train import train
     from baton.tasks.foundation.contracts.run_file import load_run_file
     from baton.tasks.foundation.log.log import RunLog
     from baton.tasks.foundation.telemetry.events import Note

@@ -206,7 +206,7 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         entry = "baton.tasks.train_segment.stage"
     importlib.import_module(entry)
     if entry in {
-        "baton.flows.without_prefect",
+        "baton.flows.train",
         "baton.flows.with_prefect.run_flows",
         "baton.flows.with_prefect.stage_flows",
     }:  # a stage is imported only by the process that runs it
@@ -216,11 +216,11 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "distributions", "preset", "values"),
     [
-        ("baton.flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("baton.flows.train", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("baton.flows.with_prefect.server", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("baton.flows.with_prefect.run_flows", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
         ("baton.flows.with_prefect.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("baton.flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
+        ("baton.flows.train", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
 def test_variables_are_set_before_tensorflow_is_imported(

@@ -1,7 +1,9 @@
-"""Train without Prefect in a bare process: `python -m baton.flows.without_prefect FILE [options]`.
+"""The trainer, the program that trains a run: `python -m baton.flows.train FILE [options]`.
 
-The last line of standard output is the result as JSON, unless a report is asked for. A `BatonError` ends the process
-with its exit code, and is printed at the end of standard error as `error: Class: text`.
+It imports neither Prefect nor a command. `supervisor.py` starts it, and gives it a pipe for its events: then it says
+there what it does, and how it ended, and prints nothing. Started by hand it prints the lines of the console on standard
+error, and as the last line of standard output the result as JSON. A `BatonError` ends the process with its exit code,
+and is printed at the end of standard error as `error: Class: text`.
 """
 
 from baton.flows.process_start import begin_with_fixed_hashes
@@ -23,7 +25,6 @@ quiet_tensorflow()
 announce_tpu()
 
 from baton.flows.admit import admit  # noqa: E402
-from baton.flows.bare_process import process_report  # noqa: E402
 from baton.flows.host_checks import refusals_told  # noqa: E402
 from baton.flows.opened_run import Goal, OpenedRun  # noqa: E402
 from baton.flows.process import (  # noqa: E402
@@ -43,12 +44,15 @@ from baton.flows.result import RelayResult  # noqa: E402
 from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
 from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport  # noqa: E402
 from baton.tasks.foundation.errors import BatonError  # noqa: E402
 from baton.tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
 from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
 from baton.tasks.foundation.telemetry.console import Console  # noqa: E402
 from baton.tasks.foundation.telemetry.events import (  # noqa: E402
-    Several,
+    Ended,
+    EventStream,
+    Note,
     Sink,
     warnings_as_notes,
 )
@@ -98,9 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 3 if work is left to do, or the exit code of the `BatonError` that ended the run.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m baton.flows.without_prefect", description="Train a run file without Prefect."
-    )
+    parser = argparse.ArgumentParser(prog="python -m baton.flows.train", description="Train a run file.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--until-step", type=int)
@@ -110,47 +112,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--accept", type=accepted_keys, default=(), metavar="KEYS")
     parser.add_argument("--try-again", action="store_true")
     parser.add_argument("--take-over", action="store_true")
-    parser.add_argument("--report", type=Path, help="where to write a TrialReport of how the process ended")
+    parser.add_argument("--events", type=int, metavar="DESCRIPTOR", help="of the pipe that events are written to")
     options = parser.parse_args(arguments)
     mask_library_output()
     with tolerate_closed_readers():
-        return _train(options)
+        if options.events is not None:
+            stream = EventStream(options.events)
+            ended = _train(options, stream)
+            stream.emit(ended)
+            return ended.exit_code
+        with Console(sys.stderr) as console:
+            ended = _train(options, console)
+        if ended.stopped:
+            by = f" by {stop_signal_name()}" if ended.stopped == "sigterm" and terminal_closed() else ""
+            _say(f"stopped: {ended.stopped}{by}")
+        if ended.error is not None:
+            _say(f"error: {ended.error.error}: {ended.error.message}")
+        if ended.result:
+            sys.stdout.write(ended.result + "\n")
+    return ended.exit_code
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
     try:
-        with process_report(options.report) as reporter:
-            provide_home_folder()
-            with refusals_told(options.file, options.overrides, note=_say):
-                run = OpenedRun.open(load_run_file(options.file, options.overrides))
-                goal = Goal.of(
-                    run.spec,
-                    until_step=options.until_step,
-                    max_segments=options.max_segments,
-                    max_seconds=options.max_seconds,
-                    cuts=options.cut_at,
-                )
-            with sigterm_raises(), Console(sys.stderr) as console:
-                telemetry = Several((console, reporter))
-                result = train(
-                    run,
-                    goal,
-                    telemetry=telemetry,
-                    accept=options.accept,
-                    try_again=options.try_again,
-                    take_over=options.take_over,
-                )
+        provide_home_folder()
+        with refusals_told(options.file, options.overrides, note=lambda text: telemetry.emit(Note(text=text))):
+            run = OpenedRun.open(load_run_file(options.file, options.overrides))
+            goal = Goal.of(
+                run.spec,
+                until_step=options.until_step,
+                max_segments=options.max_segments,
+                max_seconds=options.max_seconds,
+                cuts=options.cut_at,
+            )
+        with sigterm_raises():
+            result = train(
+                run,
+                goal,
+                telemetry=telemetry,
+                accept=options.accept,
+                try_again=options.try_again,
+                take_over=options.take_over,
+            )
     except (Terminated, KeyboardInterrupt) as fault:
-        unreachable, reason = unreachable_store(fault), stop_reason(fault)
-        by = f" by {stop_signal_name()}" if reason == "sigterm" and terminal_closed() else ""
-        _say(f"stopped: {reason}{by}" + (f"\n{unreachable}" if unreachable is not None else ""))
-        return RESUMABLE
+        if (unreachable := unreachable_store(fault)) is not None:
+            telemetry.emit(Note(text=str(unreachable), warning=True))
+        return Ended(exit_code=RESUMABLE, stopped=stop_reason(fault))
     except BatonError as fault:
-        _say(f"error: {type(fault).__name__}: {fault}")
-        return fault.exit_code
-    if options.report is None:
-        sys.stdout.write(result.model_dump_json() + "\n")
-    return RESUMABLE if result.stopped else 0
+        return Ended(exit_code=fault.exit_code, error=ErrorReport.of(fault))
+    return Ended(exit_code=RESUMABLE if result.stopped else 0, result=result.model_dump_json())
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,265 @@
+"""A training in a process of its own: starts `python -m baton.flows.train`, and hands its events to readers.
+
+The trainer writes its events to a pipe, which has a descriptor of its own: what the user's code prints cannot get into
+them. A thread reads the pipe, and gives each event to each reader. Readers cost the training nothing: what a slow one
+does not take waits in the trainer's memory, and one that fails is left out from then on.
+
+The trainer leads a process group, so that an interrupt of the terminal reaches it once. If this process has the
+terminal, the trainer gets it meanwhile: `pdb` and `input` in the user's code work, and Ctrl-C and Ctrl-Z are for the
+trainer, with which this process stops and goes on, as a shell's job. Where there is no terminal, an interrupt of this
+process is passed on. If this process is killed, the kernel sends the trainer a SIGTERM: it commits, and ends.
+"""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Final
+
+from baton.flows.process import ChildSettings, start_module
+from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.telemetry.events import Ended, Event, Printed, Sink, StatefulOperations, event_of
+from baton.tasks.foundation.text import listed
+
+_LOGGER = logging.getLogger(__name__)
+_MODULE: Final = "baton.flows.train"
+_LINES_SHOWN: Final = 15
+_READ_BYTES: Final = 1 << 16
+_TERMINAL: Final = "/dev/tty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a trainer ended.
+
+    Attributes:
+        returncode: as in `subprocess`; -9 after a SIGKILL.
+        ended: its last event; None if it crashed or was killed.
+        printed: the last lines that it printed, if they were read.
+        stateful_operations: `model.py:build_model: normal/RandomStandardNormal`; see `StatefulOperations`.
+        killed: whether this process has killed it. Only a returncode of -9 shows that the signal ended it.
+    """
+
+    returncode: int
+    ended: Ended | None = None
+    printed: tuple[str, ...] = ()
+    stateful_operations: str = ""
+    killed: bool = False
+
+    def error(self, what: str) -> BatonError:
+        """The error that ended it: its own, or what is known of a kill, a crash or a stop.
+
+        Args:
+            what: names the training.
+        """
+        if self.ended is not None and self.ended.error is not None:
+            return self.ended.error.to_error()
+        if self.returncode == -signal.SIGKILL:
+            return BatonError(
+                f"the process of {what} was killed from outside; check whether the machine ran out of memory (dmesg), "
+                "then use a smaller batch or a machine with more memory"
+            )
+        if self.ended is not None and self.ended.stopped:
+            return BatonError(f"the process of {what} was stopped ({self.ended.stopped})")
+        how = f"was ended by {signal.Signals(-self.returncode).name}" if self.returncode < 0 else "ended"
+        details = self.printed[-_LINES_SHOWN:]
+        end = f" with code {self.returncode}{'; the end of its output:' if details else ''}"
+        return BatonError("\n".join([f"the process of {what} {how}{end}", *details]))
+
+
+class Trainer:
+    """One trainer process."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        readers: Sequence[Sink],
+        *,
+        output: int | IO[bytes] | None = None,
+        environment: dict[str, str] | None = None,
+        own_session: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            words: arguments of `baton.flows.train`.
+            readers: receive its events, in a thread.
+            output: where its standard output and error go: a file; PIPE: to the readers, as `Printed` events; None: to
+                those of this process.
+            environment: more environment variables.
+            own_session: whether it leads a session, so that what its user's code starts can be killed with it;
+                otherwise it leads a process group.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._readers = list(readers)
+        self._ended: Ended | None = None
+        self._stateful_operations = ""
+        self._killed = False
+        self._printed: deque[str] = deque(maxlen=_LINES_SHOWN)
+        events, its_events = os.pipe()
+        over, closed_when_over = os.pipe()
+        self._over: int | None = closed_when_over
+        settings: ChildSettings = {
+            "stdin": None if _has_terminal() else subprocess.DEVNULL,
+            "stdout": output,
+            "stderr": subprocess.STDOUT if output == subprocess.PIPE else output,
+            "pass_fds": (its_events,),
+        }
+        settings |= {"start_new_session": True} if own_session else {"process_group": 0}
+        words = [*words, "--events", str(its_events)]
+        try:
+            self.process = start_module(
+                _MODULE, words, environment=environment, at_parents_end=signal.SIGTERM, **settings
+            )
+        finally:
+            os.close(its_events)
+        self._thread = threading.Thread(target=self._read, args=(events, over), name="baton-reader", daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Kill it and all processes that it started, if it runs."""
+        if self.process.poll() is None:
+            self._killed = True
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def outcome(self) -> Outcome:
+        """How it ended, after its end: once the readers have all events."""
+        self.process.wait()
+        if self._over is not None:
+            os.close(self._over)  # wakes the thread
+            self._over = None
+        self._thread.join()
+        return Outcome(
+            returncode=self.process.returncode,
+            ended=self._ended,
+            printed=tuple(self._printed),
+            stateful_operations=self._stateful_operations,
+            killed=self._killed,
+        )
+
+    def wait(self) -> Outcome:
+        """Wait for its end. An interrupt of this process is passed on to it: it commits and ends.
+
+        Raises:
+            KeyboardInterrupt: this process was interrupted, or the trainer; it has committed and ended.
+        """
+        interrupted = False
+        with _terminal_of(self.process):
+            while True:
+                try:
+                    _wait_as_a_shell(self.process)
+                    outcome = self.outcome()
+                    break
+                except KeyboardInterrupt:
+                    interrupted = True
+                    with suppress(ProcessLookupError):
+                        self.process.send_signal(signal.SIGINT)
+        if interrupted or (outcome.ended is not None and outcome.ended.stopped == "sigint"):
+            raise KeyboardInterrupt
+        return outcome
+
+    def _read(self, events: int, over: int) -> None:
+        """Read the pipes until the process is over. That is no end of them: what it started may hold them open."""
+        output = self.process.stdout
+        begun = {events: b"", **({} if output is None else {output.fileno(): b""})}
+        for descriptor in begun:
+            os.set_blocking(descriptor, False)
+        is_over = False
+        while begun and not is_over:
+            is_over = over in select.select([*begun, over], [], [])[0]
+            for descriptor in list(begun):
+                self._drain(descriptor, begun, is_event=descriptor == events)
+        for descriptor in (events, over):
+            os.close(descriptor)
+
+    def _drain(self, descriptor: int, begun: dict[int, bytes], *, is_event: bool) -> None:
+        """Read what a pipe has now; at its end, drop it from `begun`, which has the line that is not whole yet."""
+        with suppress(BlockingIOError):
+            while data := os.read(descriptor, _READ_BYTES):
+                *lines, begun[descriptor] = (begun[descriptor] + data).split(b"\n")
+                for line in lines:
+                    self._receive(line, is_event=is_event)
+            rest = begun.pop(descriptor)
+            if rest and not is_event:
+                self._receive(rest, is_event=False)
+
+    def _receive(self, line: bytes, *, is_event: bool) -> None:
+        if not is_event:
+            text = line.decode("utf-8", "replace")
+            self._printed.append(text)
+            self._tell(Printed(text=text))
+            return
+        try:
+            event = event_of(line)
+        except ValueError as fault:
+            _LOGGER.warning("an event of the training cannot be read: %s", fault)
+            return
+        if isinstance(event, Ended):
+            self._ended = event
+        elif isinstance(event, StatefulOperations):
+            self._stateful_operations = f"{event.reference}: {listed(event.operations)}"
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        for reader in list(self._readers):
+            try:
+                reader.emit(event)
+            except Exception as fault:  # noqa: BLE001 - a closed stream or a lost notebook must not end a training
+                self._readers.remove(reader)
+                _LOGGER.warning("the progress is not shown any more, because that failed: %r", fault)
+
+
+def _has_terminal() -> bool:
+    """Whether this process has the terminal: its standard input is one, whose foreground group it is in."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextmanager
+def _terminal_of(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Give a process group the terminal of this one within the block, if there is one."""
+    if not _has_terminal():
+        yield
+        return
+    _give_terminal(process.pid)
+    try:
+        yield
+    finally:
+        _give_terminal(os.getpgrp())
+
+
+def _give_terminal(group: int) -> None:
+    """Make a process group the foreground group of the terminal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # for who is not in the foreground group
+    try:
+        with suppress(OSError):  # the terminal was closed, or the group has ended
+            os.tcsetpgrp(0, group)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_as_a_shell(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of a process; when Ctrl-Z stops it, stop this process group too, and go on with it."""
+    while process.poll() is None:
+        state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if state is None or state.si_code != os.CLD_STOPPED:
+            process.wait()
+            return
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # takes notice of it
+        _give_terminal(os.getpgrp())
+        os.kill(0, signal.SIGTSTP)
+        # From here on, the shell has let this process go on.
+        if _has_terminal():
+            _give_terminal(process.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)

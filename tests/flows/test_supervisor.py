@@ -1,0 +1,320 @@
+"""One trainer: its events, what it prints, how it ended, an interrupt, the terminal, and the end of its parent."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.flows import supervisor
+from baton.flows.supervisor import Outcome, Trainer
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import BatonError, StaleWriter
+from baton.tasks.foundation.telemetry.events import (
+    DatasetUsed,
+    Ended,
+    Event,
+    EventStream,
+    Hung,
+    Note,
+    Printed,
+    StatefulOperations,
+    Training,
+    event_of,
+    line_of,
+)
+from tests.support.checkout import CHECKOUT
+
+STEP = Training(step=1, target=2, metrics={"loss": float("inf")}, examples_per_second=float("nan"))
+EVENTS: list[Event] = [
+    Note(text="a", warning=True),
+    DatasetUsed(text="b", words="c"),
+    StatefulOperations(reference="model.py:build", operations=("a/RandomUniform", "b/PyFunc")),
+    STEP,
+    Hung(message="m", stacks="s"),
+    Ended(exit_code=5, error=ErrorReport.of(StaleWriter("another process has committed"))),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_event_is_a_line_of_json(event: Event) -> None:
+    line = line_of(event)
+    assert line.endswith(b"\n")
+    assert repr(event_of(line)) == repr(event)  # NaN is not equal to itself
+
+
+@pytest.mark.parametrize("line", [b"", b"1", b"{}", b'{"event": "Later"}', b'{"event": "Note", "text": {}}'])
+def test_line_without_a_known_event_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        event_of(line)
+
+
+def test_no_event_waits_for_a_reader_and_the_last_is_not_lost() -> None:
+    reader, writer = os.pipe()
+    stream = EventStream(writer)
+    began = time.monotonic()
+    for _ in range(30_000):  # three times what waits in memory
+        stream.emit(STEP)
+    assert time.monotonic() - began < 20, "it waited for the reader"
+    with os.fdopen(reader, "rb") as lines:
+        last = supervisor_thread(lambda: [event_of(line) for line in iter(lines.readline, b"") if b"Ended" in line])
+        stream.emit(Ended(exit_code=3, stopped="sigterm"))
+        os.close(writer)
+        assert last() == [Ended(exit_code=3, stopped="sigterm")]
+
+
+def test_events_without_a_reader_are_dropped() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = EventStream(writer)
+    stream.emit(STEP)
+    stream.emit(Ended(exit_code=0))
+    os.close(writer)
+
+
+def supervisor_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Do some work in a thread; returns what waits for its result."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+    return pool.submit(work).result
+
+
+class Kept:
+    """A reader that keeps all events."""
+
+    def __init__(self, on: Callable[[Event], object] = lambda _: None) -> None:
+        self.events: list[Event] = []
+        self.on = on
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.on(event)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a small program the trainer; `stream` is where it sends its events."""
+
+    def write(code: str) -> None:
+        lines = textwrap.dedent(code)
+        (tmp_path / "small_trainer.py").write_text(
+            "import os, signal, sys, time\n"
+            "from baton.tasks.foundation.telemetry.events import *\n"
+            "stream = EventStream(int(sys.argv[-1]))\n" + lines
+        )
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{CHECKOUT}")
+        monkeypatch.setattr(supervisor, "_MODULE", "small_trainer")
+
+    return write
+
+
+def test_readers_get_events_and_what_is_printed(program: Callable[[str], None]) -> None:
+    program(
+        """
+        stream.emit(Note(text="one"))
+        print(sys.argv[1:-1], flush=True)
+        os.write(2, b"no end of line")
+        stream.emit(StatefulOperations(reference="model.py:build", operations=("a",)))
+        stream.emit(Ended(exit_code=3, result="{}"))
+        sys.exit(3)
+        """
+    )
+
+    def fail(_: Event) -> None:
+        raise BrokenPipeError
+
+    broken, kept = Kept(fail), Kept()
+    outcome = Trainer(["run.yaml"], [broken, kept], output=subprocess.PIPE).wait()
+    assert len(broken.events) == 1, "one that fails is left out"
+    assert [each for each in kept.events if not isinstance(each, Printed)] == [
+        Note(text="one"),
+        StatefulOperations(reference="model.py:build", operations=("a",)),
+        Ended(exit_code=3, result="{}"),
+    ]
+    printed = [each.text for each in kept.events if isinstance(each, Printed)]
+    assert printed == ["['run.yaml', '--events']", "no end of line"] == list(outcome.printed)
+    assert (outcome.returncode, outcome.ended) == (3, Ended(exit_code=3, result="{}"))
+    assert outcome.stateful_operations == "model.py:build: a"
+
+
+def test_child_that_holds_the_pipes_delays_no_end(program: Callable[[str], None]) -> None:
+    program(
+        """
+        stream.emit(Ended(exit_code=0))
+        if os.fork() == 0:
+            time.sleep(600)
+        print("last", flush=True)
+        os._exit(0)
+        """
+    )
+    trainer = Trainer([], [], output=subprocess.PIPE, own_session=True)
+    try:
+        outcome = trainer.wait()
+    finally:
+        os.killpg(trainer.process.pid, signal.SIGKILL)
+    assert (outcome.ended, outcome.printed) == (Ended(exit_code=0), ("last",))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("1 / 0", "the process of it ended with code 1; the end of its output:\nTraceback"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed from outside; check whether the machine ran out of memory"),
+        ("os.kill(os.getpid(), signal.SIGABRT)", "the process of it was ended by SIGABRT with code -6"),
+        ("stream.emit(Ended(exit_code=3, stopped='sigterm')); sys.exit(3)", "was stopped (sigterm)"),
+    ],
+)
+def test_what_ended_a_trainer_is_said(program: Callable[[str], None], code: str, words: str) -> None:
+    program(code)
+    fault = Trainer([], [], output=subprocess.PIPE).wait().error("it")
+    assert type(fault) is BatonError
+    assert words in str(fault)
+
+
+def test_its_own_error_is_raised_anew() -> None:
+    ended = Ended(exit_code=5, error=ErrorReport.of(StaleWriter("another process has committed")))
+    fault = Outcome(returncode=5, ended=ended).error("it")
+    assert (type(fault), str(fault)) == (StaleWriter, "another process has committed")
+
+
+def test_interrupt_is_passed_on_and_raised_after_the_end(program: Callable[[str], None]) -> None:
+    program(
+        """
+        try:
+            stream.emit(Note(text="trains"))
+            time.sleep(600)
+        except KeyboardInterrupt:
+            stream.emit(Ended(exit_code=3, stopped="sigint"))
+            sys.exit(3)
+        """
+    )
+    kept = Kept(lambda event: os.kill(os.getpid(), signal.SIGINT) if isinstance(event, Note) else None)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer([], [kept]).wait()
+    assert kept.events[-1] == Ended(exit_code=3, stopped="sigint")
+
+
+STARTS = """
+import sys
+from baton.flows import supervisor
+supervisor._MODULE = "small_trainer"
+trainer = supervisor.Trainer([], [])
+try:
+    print("outcome", trainer.wait().returncode, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(input("mine? "), flush=True)
+"""
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    found = b""
+    while words not in found:
+        found += os.read(terminal, 4096)
+    return found
+
+
+def test_trainer_has_the_terminal_and_gives_it_back(program: Callable[[str], None]) -> None:
+    program(
+        """
+        print("got", input("name? "), flush=True)
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("once", flush=True)
+            stream.emit(Ended(exit_code=3, stopped="sigint"))
+            sys.exit(3)
+        """
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", STARTS])  # noqa: S606
+    try:
+        read_until(terminal, b"name? ")
+        os.write(terminal, b"me\n")
+        read_until(terminal, b"got me")
+        os.write(terminal, b"\x03")
+        shown = read_until(terminal, b"mine? ")
+        assert (shown.count(b"once"), shown.count(b"interrupted")) == (1, 1)
+        os.write(terminal, b"yes\n")
+        read_until(terminal, b"yes\r\nyes")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def test_ctrl_z_stops_both_and_both_go_on(program: Callable[[str], None]) -> None:
+    program(
+        """
+        print("begun", flush=True)
+        for number in range(10_000):
+            time.sleep(0.05)
+            if os.path.exists(os.environ["GO"]):
+                print("went on", flush=True)
+                sys.exit(0)
+        """
+    )
+    go = Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0]) / "go"
+    child, terminal = pty.fork()
+    if child == 0:
+        # A shell: what stops must be in another session's group than its own, or the kernel stops nothing.
+        os.environ["GO"] = str(go)
+        job = os.fork()
+        if job == 0:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(0, os.getpgrp())
+            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            os.execv(sys.executable, [sys.executable, "-c", STARTS])  # noqa: S606
+        _, status = os.waitpid(job, os.WUNTRACED)
+        os.write(1, b"stopped " + str(os.WSTOPSIG(status)).encode() + b"\n")
+        go.touch()
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(0, job)
+        os.killpg(job, signal.SIGCONT)
+        os.waitpid(job, 0)
+        os._exit(0)
+    try:
+        read_until(terminal, b"begun")
+        os.write(terminal, b"\x1a")
+        shown = read_until(terminal, b"mine? ")
+        assert b"stopped 20" in shown
+        assert shown.index(b"stopped 20") < shown.index(b"went on") < shown.index(b"outcome 0")
+        os.write(terminal, b"yes\n")
+        read_until(terminal, b"yes\r\nyes")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def test_trainer_of_a_killed_parent_gets_a_sigterm(program: Callable[[str], None], tmp_path: Path) -> None:
+    program(
+        """
+        from pathlib import Path
+        signal.signal(signal.SIGTERM, lambda *_: (Path(os.environ["SAID"]).write_text("committed"), os._exit(3)))
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+        """
+    )
+    said = tmp_path / "said"
+    command = [sys.executable, "-c", STARTS]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ | {"SAID": str(said)}
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        parent.kill()
+    until = time.monotonic() + 60
+    while not said.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert said.read_text() == "committed"
