@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -448,7 +449,9 @@ def run(
     in_notebook = _is_notebook()
     readers: list[Sink] = [_NotebookProgress() if in_notebook else Console(sys.stderr)] if progress else []
     trainer = Trainer([os.fspath(run_file.path), *words], readers, output=subprocess.PIPE if in_notebook else None)
-    outcome = trainer.wait()
+    outcome = trainer.wait(signal.SIGINT)
+    if outcome.ended is not None and outcome.ended.stopped == "sigint":
+        raise KeyboardInterrupt
     if outcome.returncode not in {0, RESUMABLE}:
         raise outcome.error(f"the training {opened.name}")
     if not holds_a_log(opened.home):

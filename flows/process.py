@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Final, TextIO, TypedDict, Unpack
 from baton.tasks.foundation.contracts.log_entry import STOP_REASONS
 from baton.tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
 from baton.tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
-from baton.tasks.foundation.machine.threads import leaving_in_time, report_signal
+from baton.tasks.foundation.machine.threads import CLEAR_LINE, leaving_in_time, report_signal
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.storage.local_files import temporary_folder
 from baton.tasks.foundation.text import shown
@@ -149,6 +149,11 @@ def is_clean_stop(fault: BaseException) -> bool:
     return is_signal and not any(isinstance(each, BatonError) for each in _chain(fault))
 
 
+def error_words(fault: BaseException) -> str:
+    """The class and the message of an error, without secrets."""
+    return masked(f"{type(fault).__name__}: {fault}".strip(": "))
+
+
 def stop_reason(fault: BaseException) -> str:
     """Return the exit reason of an interrupted command, from the earliest exception in the chain that has one."""
     reason = "sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm"
@@ -234,23 +239,39 @@ def last_lines() -> tuple[str, ...]:
 
 
 class _Stream(io.TextIOWrapper):
-    """A standard stream whose last lines are kept."""
+    """A standard stream whose last lines are kept.
+
+    Attributes:
+        beside_bar: whether another process draws a progress bar on the terminal: lines begin in place of it.
+    """
+
+    beside_bar = False
+    _in_line = False
 
     def write(self, text: str, /) -> int:
+        if self.beside_bar and text and not self._in_line:
+            super().write(CLEAR_LINE)
+        self._in_line = bool(text) and not text.endswith("\n")
         written = super().write(text)
         _TAIL.add(text)
         return written
 
 
 @contextmanager
-def tolerate_closed_readers() -> Iterator[None]:
+def tolerate_closed_readers(*, beside_bar: bool = False) -> Iterator[None]:
     """Make `sys.stdout` and `sys.stderr` drop output without a reader, and print `?` for unsupported characters.
 
     Their last lines are kept, see `last_lines`.
+
+    Args:
+        beside_bar: whether another process draws a progress bar, if they are a terminal.
     """
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_tolerant, before)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Stream):
+            stream.beside_bar = beside_bar and stream.isatty()
     try:
         yield
     finally:
@@ -342,13 +363,18 @@ class ChildSettings(TypedDict, total=False):
 
 
 def start_child(
-    command: Sequence[str], *, at_parents_end: signal.Signals = signal.SIGKILL, **settings: Unpack[ChildSettings]
+    command: Sequence[str],
+    *,
+    at_parents_end: signal.Signals = signal.SIGKILL,
+    blocked: Collection[signal.Signals] = (),
+    **settings: Unpack[ChildSettings],
 ) -> "subprocess.Popen[bytes]":
     """Start a process as `subprocess.Popen` does. The kernel signals it when this process ends.
 
     Args:
         command: the program's absolute path, and its arguments.
         at_parents_end: the signal.
+        blocked: signals that wait until the process unblocks them.
         settings: keyword arguments of `Popen`.
 
     Raises:
@@ -358,7 +384,11 @@ def start_child(
     wrapped = [sys.executable, "-I", "-S", os.fspath(_SCRIPT), *parent, *command]
 
     def start() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(wrapped, **settings)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # what it starts inherits it
+        try:
+            return subprocess.Popen(wrapped, **settings)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     if threading.current_thread() is threading.main_thread():
         return start()
@@ -380,6 +410,7 @@ def start_module(
     *,
     environment: Mapping[str, str] | None = None,
     at_parents_end: signal.Signals = signal.SIGKILL,
+    blocked: Collection[signal.Signals] = (),
     **settings: Unpack[ChildSettings],
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m MODULE WORDS...` of Baton as `start_child` does.
@@ -388,7 +419,7 @@ def start_module(
         module: its full name.
         words: its arguments.
         environment: more environment variables.
-        at_parents_end: as for `start_child`.
+        at_parents_end: as for `start_child`, and so is `blocked`.
         settings: keyword arguments of `Popen`.
 
     Raises:
@@ -396,7 +427,8 @@ def start_module(
     """
     settings["env"] = {**os.environ, **(environment or {})}
     # -P: a baton.py in the working folder must not hide Baton.
-    return start_child([sys.executable, "-P", "-m", module, *words], at_parents_end=at_parents_end, **settings)
+    command = [sys.executable, "-P", "-m", module, *words]
+    return start_child(command, at_parents_end=at_parents_end, blocked=blocked, **settings)
 
 
 def _starter_queue() -> "queue.SimpleQueue[_Start]":

@@ -1,13 +1,15 @@
 """How the stages of a run are executed: one Protocol for all ways, the simplest of them, and the devices that it needs.
 
-The relay does not know whether a stage runs as a function of this process, recorded as a Prefect task run
-(`with_prefect/task_runs.py`), or as a Prefect deployment (`with_prefect/remote_stage.py`).
+The relay does not know whether a stage runs as a function of this process, or as a Prefect deployment
+(`with_prefect/remote_stage.py`). Events say when a stage of this process begins and ends, and which events are its own.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
+from baton.flows.process import error_words, is_clean_stop
 from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from baton.tasks.foundation.contracts.base import Contract
 from baton.tasks.foundation.contracts.log_entry import Environment, Head
@@ -17,7 +19,7 @@ from baton.tasks.foundation.machine.collectives import OneHost
 from baton.tasks.foundation.machine.host_link import HostLink
 from baton.tasks.foundation.stage import Place, Stage
 from baton.tasks.foundation.storage.interface import Storage
-from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.telemetry.events import Note, Sink, StageBegun, StageEnded, in_stage
 from baton.tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
@@ -49,14 +51,37 @@ class Runner(Protocol):
         """
 
 
+_NUMBERS: Final = count()  # of the stages of this process
+
+
 class InProcess:
-    """Runs every stage as a plain function of this process."""
+    """Runs every stage as a plain function of this process, in the thread that calls."""
 
     remote: frozenset[str] = frozenset()
 
     def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
         """Call the stage; it is imported now."""
-        return stage.load()(call, place)
+        work = stage.load()
+        # On a disk, a checkpoint goes to no bucket.
+        label = stage.label if place.home.uri.startswith("gs://") else stage.label.removesuffix("-to-gcs")
+        number, telemetry = next(_NUMBERS), place.telemetry
+        telemetry.emit(StageBegun(number=number, label=label, name=f"{label} {stage.subject(call)}"))
+        ended = StageEnded(number=number)
+        try:
+            with in_stage(number):
+                return work(call, place)
+        except BaseException as fault:
+            ended = _end_of(number, fault)
+            raise
+        finally:
+            telemetry.emit(ended)
+
+
+def _end_of(number: int, fault: BaseException) -> StageEnded:
+    if is_clean_stop(fault):
+        return StageEnded(number=number, kind="Stopped")
+    kind: Literal["Failed", "Crashed"] = "Failed" if isinstance(fault, Exception) else "Crashed"
+    return StageEnded(number=number, kind=kind, message=error_words(fault))
 
 
 class StageStopped(Exception):

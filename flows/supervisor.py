@@ -24,14 +24,14 @@ from typing import IO, Final
 
 from baton.flows.process import ChildSettings, start_module
 from baton.tasks.foundation.errors import BatonError
-from baton.tasks.foundation.telemetry.events import Ended, Event, Printed, Sink, StatefulOperations, event_of
+from baton.tasks.foundation.machine.stops import PROCESS_STOP, STOP_SIGNALS
+from baton.tasks.foundation.telemetry.events import Ended, Event, Hung, Printed, Sink, StatefulOperations, tell
 from baton.tasks.foundation.text import listed
 
 _LOGGER = logging.getLogger(__name__)
 _MODULE: Final = "baton.flows.train"
 _LINES_SHOWN: Final = 15
 _READ_BYTES: Final = 1 << 16
-_TERMINAL: Final = "/dev/tty"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class Outcome:
         printed: the last lines that it printed, if they were read.
         stateful_operations: `model.py:build_model: normal/RandomStandardNormal`; see `StatefulOperations`.
         killed: whether this process has killed it. Only a returncode of -9 shows that the signal ended it.
+        hung: what did not end, if it ended because of that.
     """
 
     returncode: int
@@ -51,6 +52,18 @@ class Outcome:
     printed: tuple[str, ...] = ()
     stateful_operations: str = ""
     killed: bool = False
+    hung: str = ""
+
+    def end(self, what: str) -> Ended:
+        """Its last event, or one that says what is known of a kill, a crash or a hang.
+
+        Args:
+            what: names the training.
+        """
+        if self.ended is not None:
+            return self.ended
+        crashed = f"hung: {self.hung}" if self.hung else str(self.error(what))
+        return Ended(exit_code=self.returncode if self.returncode > 0 else BatonError.exit_code, crashed=crashed)
 
     def error(self, what: str) -> BatonError:
         """The error that ended it: its own, or what is known of a kill, a crash or a stop.
@@ -101,7 +114,7 @@ class Trainer:
         """
         self._readers = list(readers)
         self._ended: Ended | None = None
-        self._stateful_operations = ""
+        self._stateful_operations = self._hung = ""
         self._killed = False
         self._printed: deque[str] = deque(maxlen=_LINES_SHOWN)
         events, its_events = os.pipe()
@@ -117,7 +130,12 @@ class Trainer:
         words = [*words, "--events", str(its_events)]
         try:
             self.process = start_module(
-                _MODULE, words, environment=environment, at_parents_end=signal.SIGTERM, **settings
+                _MODULE,
+                words,
+                environment=environment,
+                at_parents_end=signal.SIGTERM,
+                blocked=STOP_SIGNALS,  # until it can handle them
+                **settings,
             )
         finally:
             os.close(its_events)
@@ -143,28 +161,41 @@ class Trainer:
             printed=tuple(self._printed),
             stateful_operations=self._stateful_operations,
             killed=self._killed,
+            hung=self._hung,
         )
 
-    def wait(self) -> Outcome:
-        """Wait for its end. An interrupt of this process is passed on to it: it commits and ends.
+    def send(self, number: int) -> None:
+        """Send it a signal. It commits and ends."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
-        Raises:
-            KeyboardInterrupt: this process was interrupted, or the trainer; it has committed and ended.
+    def wait(self, *forwarded: signal.Signals) -> Outcome:
+        """Wait for its end.
+
+        Args:
+            forwarded: signals of this process that are passed on to it meanwhile, if this is the main thread.
         """
-        interrupted = False
-        with _terminal_of(self.process):
-            while True:
-                try:
-                    _wait_as_a_shell(self.process)
-                    outcome = self.outcome()
-                    break
-                except KeyboardInterrupt:
-                    interrupted = True
-                    with suppress(ProcessLookupError):
-                        self.process.send_signal(signal.SIGINT)
-        if interrupted or (outcome.ended is not None and outcome.ended.stopped == "sigint"):
-            raise KeyboardInterrupt
-        return outcome
+        with self._passing_on(forwarded), _terminal_of(self.process):
+            _wait_as_a_shell(self.process)
+            return self.outcome()
+
+    @contextmanager
+    def _passing_on(self, numbers: Sequence[signal.Signals]) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            numbers = ()
+        # What is ignored stays so, as with nohup.
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _frame: self.send(number))
+        # This process does nothing that is lost, but must not leave its trainer.
+        saves, PROCESS_STOP.save_in_flight = PROCESS_STOP.save_in_flight, lambda: True
+        try:
+            yield
+        finally:
+            PROCESS_STOP.save_in_flight = saves
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _read(self, events: int, over: int) -> None:
         """Read the pipes until the process is over. That is no end of them: what it started may hold them open."""
@@ -195,20 +226,21 @@ class Trainer:
         if not is_event:
             text = line.decode("utf-8", "replace")
             self._printed.append(text)
-            self._tell(Printed(text=text))
+            self.emit(Printed(text=text))
             return
         try:
-            event = event_of(line)
+            tell(self, line)
         except ValueError as fault:
             _LOGGER.warning("an event of the training cannot be read: %s", fault)
-            return
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the readers."""
         if isinstance(event, Ended):
             self._ended = event
+        elif isinstance(event, Hung):
+            self._hung = event.message
         elif isinstance(event, StatefulOperations):
             self._stateful_operations = f"{event.reference}: {listed(event.operations)}"
-        self._tell(event)
-
-    def _tell(self, event: Event) -> None:
         for reader in list(self._readers):
             try:
                 reader.emit(event)

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 from baton.flows.process import exits_with  # isort: skip - the function that registers first is called last
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from baton.tasks.foundation.machine.tpu import announce_tpu
 quiet_tensorflow()
 announce_tpu()
 
-from baton.flows.admit import admit  # noqa: E402
+from baton.flows.admit import Admitted, admit, require_still_idle  # noqa: E402
 from baton.flows.host_checks import refusals_told  # noqa: E402
 from baton.flows.opened_run import Goal, OpenedRun  # noqa: E402
 from baton.flows.process import (  # noqa: E402
@@ -40,16 +41,17 @@ from baton.flows.process import (  # noqa: E402
 )
 from baton.flows.process_start import fast_imports  # noqa: E402
 from baton.flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
-from baton.flows.result import RelayResult  # noqa: E402
+from baton.flows.result import RelayResult, result_of_interrupted  # noqa: E402
 from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
 from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport  # noqa: E402
 from baton.tasks.foundation.errors import BatonError  # noqa: E402
-from baton.tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
+from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS, terminal_closed  # noqa: E402
 from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
 from baton.tasks.foundation.telemetry.console import Console  # noqa: E402
 from baton.tasks.foundation.telemetry.events import (  # noqa: E402
+    Begun,
     Ended,
     EventStream,
     Note,
@@ -84,13 +86,17 @@ def train(
     PROCESS_DEADLINE.clear()
     with warnings_as_notes(telemetry):
         admitted = admit(run, goal, accept=accept, try_again=try_again, take_over=take_over, telemetry=telemetry)
-        if isinstance(admitted, RelayResult):
-            return admitted
-        if runner is None:
-            read_tip_ahead(run.spec, run.home, admitted.head)
-            with fast_imports():
-                import_stages(run.spec)
-        return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
+        return admitted if isinstance(admitted, RelayResult) else _train_admitted(admitted, runner, telemetry=telemetry)
+
+
+def _train_admitted(admitted: Admitted, runner: Runner | None = None, *, telemetry: Sink) -> RelayResult:
+    telemetry.emit(Begun())
+    if runner is None:
+        read_tip_ahead(admitted.run.spec, admitted.run.home, admitted.head)
+        with fast_imports():
+            import_stages(admitted.run.spec)
+        require_still_idle(admitted, telemetry=telemetry)
+    return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,10 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=int, metavar="DESCRIPTOR", help="of the pipe that events are written to")
     options = parser.parse_args(arguments)
     mask_library_output()
-    with tolerate_closed_readers():
+    with tolerate_closed_readers(beside_bar=options.events is not None):
         if options.events is not None:
             stream = EventStream(options.events)
-            ended = _train(options, stream)
+            try:
+                ended = _train(options, stream)
+            except Exception as fault:  # noqa: BLE001 - who started this process says it
+                ended = Ended(exit_code=BatonError.exit_code, error=ErrorReport.of(fault))
             stream.emit(ended)
             return ended.exit_code
         with Console(sys.stderr) as console:
@@ -134,33 +143,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
+    admitted: Admitted | RelayResult | None = None
     try:
-        provide_home_folder()
-        with refusals_told(options.file, options.overrides, note=lambda text: telemetry.emit(Note(text=text))):
-            run = OpenedRun.open(load_run_file(options.file, options.overrides))
-            goal = Goal.of(
-                run.spec,
-                until_step=options.until_step,
-                max_segments=options.max_segments,
-                max_seconds=options.max_seconds,
-                cuts=options.cut_at,
-            )
-        with sigterm_raises():
-            result = train(
+        with sigterm_raises(), warnings_as_notes(telemetry):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            provide_home_folder()
+            with refusals_told(options.file, options.overrides, note=lambda text: telemetry.emit(Note(text=text))):
+                run = OpenedRun.open(load_run_file(options.file, options.overrides))
+                goal = Goal.of(
+                    run.spec,
+                    until_step=options.until_step,
+                    max_segments=options.max_segments,
+                    max_seconds=options.max_seconds,
+                    cuts=options.cut_at,
+                )
+            admitted = admit(
                 run,
                 goal,
-                telemetry=telemetry,
                 accept=options.accept,
                 try_again=options.try_again,
                 take_over=options.take_over,
+                telemetry=telemetry,
             )
+            result = admitted if isinstance(admitted, RelayResult) else _train_admitted(admitted, telemetry=telemetry)
     except (Terminated, KeyboardInterrupt) as fault:
-        if (unreachable := unreachable_store(fault)) is not None:
-            telemetry.emit(Note(text=str(unreachable), warning=True))
-        return Ended(exit_code=RESUMABLE, stopped=stop_reason(fault))
+        return _ended_by_signal(fault, admitted, telemetry)
+    except SystemExit as fault:  # a library or the user's code called sys.exit
+        ended = BatonError(f"something called sys.exit({fault.code!r}) before the command ended")
+        return Ended(exit_code=ended.exit_code, error=ErrorReport.of(ended))
     except BatonError as fault:
         return Ended(exit_code=fault.exit_code, error=ErrorReport.of(fault))
     return Ended(exit_code=RESUMABLE if result.stopped else 0, result=result.model_dump_json())
+
+
+def _ended_by_signal(fault: BaseException, admitted: Admitted | RelayResult | None, telemetry: Sink) -> Ended:
+    """The end of a training that a signal stopped, with what it reached."""
+    if (unreachable := unreachable_store(fault)) is not None:
+        telemetry.emit(Note(text=str(unreachable), warning=True))
+    reason, result = stop_reason(fault), None
+    if isinstance(admitted, Admitted):
+        try:
+            result = result_of_interrupted(
+                admitted.run, admitted.goal, reason, since=admitted.head, telemetry=telemetry
+            )
+        except BatonError as another:
+            return Ended(exit_code=another.exit_code, error=ErrorReport.of(another))
+    return Ended(exit_code=RESUMABLE, stopped=reason, result="" if result is None else result.model_dump_json())
 
 
 def _say(text: str) -> None:

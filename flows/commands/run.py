@@ -1,9 +1,10 @@
 """`baton run`: trains a run file to its target, through Prefect."""
 
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from baton.flows.admit import Admitted, admit, require_lasting_storage, require_still_idle
+from baton.flows.admit import Admitted, admit, require_lasting_storage
 from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from baton.flows.commands.output import command_line, commands_to_paste, say_json
 from baton.flows.facts import RunFacts
@@ -21,18 +22,22 @@ from baton.flows.opened_run import Goal, OpenedRun, override_to_continue
 from baton.flows.process import Terminated, has_temporary_home, stop_reason
 from baton.flows.process_start import fast_imports
 from baton.flows.result import RelayResult, leaves_time, report_end, result_of_interrupted
-from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead
+from baton.flows.runner import import_stages
+from baton.flows.supervisor import Trainer
+from baton.flows.with_prefect.server import set_quiet_defaults
 from baton.tasks.foundation.contracts.identity import accepted_keys
 from baton.tasks.foundation.contracts.log_entry import Totals
 from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.machine.cluster import is_chief
-from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.console import Console
-from baton.tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
+from baton.tasks.foundation.telemetry.events import Begun, Ended, Event, Note, Several, Sink, warnings_as_notes
 from baton.tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
-from baton.tasks.foundation.text import shown
+from baton.tasks.foundation.text import message, shown
 
+_UNEXPECTED = "this is unexpected; set BATON_DEBUG=1 for the traceback"
 _TEMPORARY_RECORDS = (
     "HOME is not set and this user id has no home folder, so Prefect's records of this run go to a temporary one and "
     "are deleted at the end; set PREFECT_HOME (or HOME) to a writable folder to keep them"
@@ -64,26 +69,46 @@ def run(
         accepted = accepted_keys(accept)
         opened = OpenedRun.open(run_file)
         require_lasting_storage(opened)
-    parameters = {
-        "run_file": str(opened.file),
-        "overrides": [masked(override) for override in overrides or []],  # Prefect stores them
-        "until_step": until_step,
-        "max_segments": max_segments,
-        "max_seconds": max_seconds,
-        "accept": list(accepted),
-        "try_again": try_again,
-        "take_over": take_over,
-    }
     with (
         commands_to_paste(os.fspath(file), overrides or []),
         Console(sys.stderr if as_json else sys.stdout) as console,
         warnings_as_notes(console),
     ):
-        admitted: Admitted | RelayResult | None = None
-        with suppress(KeyboardInterrupt):
-            admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)
-        of = overrides or []
-        result = _train(admitted, parameters, of, console) if isinstance(admitted, Admitted) else admitted
+        words = [os.fspath(run_file.path), *(word for each in overrides or [] for word in ("--set", each))]
+        numbers = {"until-step": until_step, "max-segments": max_segments, "max-seconds": max_seconds}
+        words += [word for name, each in numbers.items() if each is not None for word in (f"--{name}", str(each))]
+        words += ["--accept", ",".join(accepted)] if accepted else []
+        words += [word for word, is_set in (("--try-again", try_again), ("--take-over", take_over)) if is_set]
+        parameters = {
+            "run_file": str(opened.file),
+            "overrides": [masked(override) for override in overrides or []],  # Prefect stores them
+            "until_step": until_step,
+            "max_segments": max_segments,
+            "max_seconds": max_seconds,
+            "accept": list(accepted),
+            "try_again": try_again,
+            "take_over": take_over,
+        }
+        set_quiet_defaults()
+        if opened.spec.stages.remote():
+
+            def admission(telemetry: Sink) -> Admitted | RelayResult:
+                options = {"try_again": try_again, "take_over": take_over}
+                return admit(opened, goal, accept=accepted, **options, telemetry=telemetry)
+
+            sinks = Several((_Start(opened, console), console))
+            result = _train_in_flow_run(opened, admission, parameters, sinks)
+        else:
+            ended = _train(opened, words, overrides or [], parameters, console)
+            if ended.crashed:  # with an exit code of its own, it has said why
+                if ended.exit_code != BatonError.exit_code:
+                    return ended.exit_code
+                raise BatonError(ended.crashed)
+            if ended.error is not None and not ended.error.is_expected:
+                raise BatonError(message(ended.error.message, hints=[_UNEXPECTED]))
+            if ended.error is not None:
+                raise ended.error.to_error()
+            result = RelayResult.model_validate_json(ended.result) if ended.result else None
         if result is not None and not leaves_time(result.exit_reason) and is_chief(opened.spec.accelerator, os.environ):
             # All is committed, and Prefect knows it: nothing is lost if the machine goes meanwhile.
             result = result.model_copy(update={"report": report_end(opened, console)})
@@ -91,14 +116,14 @@ def run(
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
         else:
-            words, newest = (os.fspath(file), of), opened.log.newest_seen() or opened.require_newest()
+            given, newest = (os.fspath(file), overrides or []), opened.log.newest_seen() or opened.require_newest()
             print_summary(
                 console,
                 RunFacts.as_known(opened, newest),
                 exit_reason=result.exit_reason,
                 report_path=result.report,
-                report_command=command_line("report", *words),
-                continue_command=_continue_command(*words, opened, result),
+                report_command=command_line("report", *given),
+                continue_command=_continue_command(*given, opened, result),
             )
     if as_json:
         say_json({"exit_reason": "stopped"} if result is None else result.model_dump())
@@ -106,54 +131,73 @@ def run(
 
 
 def _train(
-    admitted: Admitted, parameters: Mapping[str, object], overrides: Sequence[str], console: Console
-) -> RelayResult | None:
-    """Train in this process, while another one records it in Prefect; with stages in other processes, in a flow run.
-
-    Of several hosts only the chief has a flow run, the one of the run; the others do without Prefect.
-
-    Returns:
-        What the command reached; None if a signal came before the run had a checkpoint.
-    """
+    run: OpenedRun,
+    words: Sequence[str],
+    overrides: Sequence[str],
+    parameters: Mapping[str, object],
+    console: Console,
+) -> Ended:
+    """Have a trainer train, and Prefect record it; of several hosts, only the chief has a flow run."""
     from baton.flows.with_prefect.recorder import Recorder
-    from baton.flows.with_prefect.server import PrefectStart, set_quiet_defaults
-    from baton.flows.with_prefect.task_runs import RecordedStages
 
-    run = admitted.run
+    readers: list[Sink] = [_Start(run, console)]
+    recorder = None
+    if is_chief(run.spec.accelerator, os.environ):
+        of_run = {
+            "file": str(run.file),
+            "overrides": list(overrides),
+            "parameters": dict(parameters),
+        }
+        recorder = Recorder(of_run, notes=console, on_cancelled=lambda: trainer.send(signal.SIGTERM))
+        readers.append(recorder)
+    trainer = Trainer(words, [*readers, console])
+    outcome = trainer.wait(*STOP_SIGNALS)
+    ended = outcome.end(f"the training {run.name}")
+    if recorder is not None:
+        recorder.close(ended)
+    return ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A reader that says what begins."""
+
+    run: OpenedRun
+    console: Console
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Begun):
+            is_recorded = is_chief(self.run.spec.accelerator, os.environ)
+            starting = "Prefect and TensorFlow" if is_recorded else "TensorFlow"
+            self.console.emit(Note(text=f"starting {starting}; the home is {self.run.home.uri}"))
+            if is_recorded and has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
+                self.console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
+
+
+def _train_in_flow_run(
+    run: OpenedRun, admission: Callable[[Sink], Admitted | RelayResult], parameters: Mapping[str, object], sink: Sink
+) -> RelayResult | None:
+    """Train in this process, within a flow run, whose children the stages in other processes are."""
+    from baton.flows.with_prefect.server import PrefectStart
+
+    admitted: Admitted | RelayResult | None = None
     try:
-        set_quiet_defaults()
-        is_recorded = is_chief(run.spec.accelerator, os.environ)
-        starting = "Prefect and TensorFlow" if is_recorded else "TensorFlow"
-        console.emit(Note(text=f"starting {starting}; the home is {run.home.uri}"))
-        if is_recorded and has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
-            console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
-        read_tip_ahead(run.spec, run.home, admitted.head)
-        if run.spec.stages.remote():
-            start = PrefectStart()
-            with fast_imports():
-                import_stages(run.spec)
-            start.connect()
-            from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
+        admitted = admission(sink)
+        if isinstance(admitted, RelayResult):
+            return admitted
+        sink.emit(Begun())
+        start = PrefectStart()
+        with fast_imports():
+            import_stages(run.spec)
+        start.connect()
+        from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
 
-            return train_in_flow_run(admitted, parameters, console=console)
-        with ExitStack() as stack:
-            sinks: Sink = console
-            runner: Runner = InProcess()
-            recorder = Recorder(admitted, parameters, overrides, notes=console) if is_recorded else None
-            if recorder is not None:
-                sinks, runner = Several((console, stack.enter_context(recorder))), RecordedStages(recorder)
-            with fast_imports():
-                import_stages(run.spec)
-            from baton.flows.relay import relay  # imports what only a training process needs
-
-            require_still_idle(admitted, telemetry=sinks)
-            result = relay(admitted, runner, telemetry=sinks, whole_process=True)
-            if recorder is not None:
-                recorder.reached(result)
+        return train_in_flow_run(admitted, parameters, console=sink)
     except (Terminated, KeyboardInterrupt) as fault:
+        if not isinstance(admitted, Admitted):
+            return None
         reason = stop_reason(fault)
-        return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=console)
-    return result
+        return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=sink)
 
 
 def print_summary(

@@ -7,19 +7,19 @@ runs in the flow (`recorded_relay`); or to the process that records what a comma
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from baton.flows.process import is_clean_stop, stop_reason
-from baton.flows.runner import Runner
+from baton.flows.process import error_words, is_clean_stop, stop_reason
+from baton.flows.runner import InProcess, Runner
 from baton.flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
-from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, words_of
-from baton.tasks.foundation.contracts.base import Contract
+from baton.flows.with_prefect.task_runs import PrefectTasks
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
-from baton.tasks.foundation.errors import BatonError, BlowUp, whole_traceback
+from baton.tasks.foundation.errors import BatonError, BlowUp
+from baton.tasks.foundation.machine.stops import RESUMABLE
 from baton.tasks.foundation.masking import masked
-from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink
+from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
 from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
 from baton.tasks.foundation.text import counted, shown, shown_lines
 
@@ -37,6 +37,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _ENGINE_LOGGERS: Final = ("prefect.flow_runs", "prefect.engine")
 # Exit reasons that the metadata server causes.
 MACHINE_GOES: Final = frozenset({"preempted", "maintenance"})
+CANCELLED: Final = "cancelled"
 
 
 def target_name(spec: RunSpec, until_step: int | None) -> str:
@@ -45,58 +46,35 @@ def target_name(spec: RunSpec, until_step: int | None) -> str:
     return f"{spec.run} → {f'epoch {spec.train.epochs:g}' if target is None else target}"
 
 
-class End(Contract):
-    """How the training of a flow run ended, in JSON.
+def ended_by(fault: BaseException) -> Ended:
+    """The end of a training in this process that raised an error."""
+    if isinstance(fault, FlowRunCancelled):
+        return Ended(exit_code=RESUMABLE, stopped=CANCELLED)
+    if is_clean_stop(fault):
+        return Ended(exit_code=RESUMABLE, stopped=stop_reason(fault))
+    if not isinstance(fault, Exception):
+        return Ended(exit_code=BatonError.exit_code, crashed=error_words(fault))
+    exit_code = fault.exit_code if isinstance(fault, BatonError) else BatonError.exit_code
+    return Ended(exit_code=exit_code, error=ErrorReport.of(fault))
 
-    Attributes:
-        kind: in a word.
-        text: what was reached, a `RelayResult` in JSON; the reason of a stop; or of a crash.
-        error: that the training failed with.
-    """
 
-    kind: Literal["reached", "stopped", "cancelled", "failed", "crashed"]
-    text: str = ""
-    error: ErrorReport | None = None
+def state_of(ended: Ended, spec: RunSpec) -> "State[R]":
+    """The last state of the flow run of a training; called within it."""
+    from prefect import get_run_logger, states
 
-    @classmethod
-    def of_result(cls, result: "RelayResult") -> Self:
-        """The end of a training that reached something."""
-        return cls(kind="reached", text=result.model_dump_json())
+    if ended.stopped:
+        return cancelled() if ended.stopped == CANCELLED else stopped(ended.stopped)
+    if ended.error is None and ended.result:
+        from baton.flows.result import RelayResult
 
-    @classmethod
-    def of(cls, fault: BaseException) -> Self:
-        """The end of a training that raised `fault`."""
-        if isinstance(fault, FlowRunCancelled):
-            return cls(kind="cancelled")
-        if is_clean_stop(fault):
-            return cls(kind="stopped", text=stop_reason(fault))
-        if isinstance(fault, BatonError):
-            return cls(kind="failed", error=ErrorReport.of(fault))
-        words = words_of(fault)
-        if not isinstance(fault, Exception):
-            return cls(kind="crashed", text=words)
-        report = ErrorReport(error=type(fault).__name__, message=words, traceback=whole_traceback(fault))
-        return cls(kind="failed", error=report)
-
-    def state(self, spec: RunSpec) -> "State[R]":
-        """The last state of the flow run; called within it."""
-        from prefect import get_run_logger, states
-
-        if self.kind == "reached":
-            from baton.flows.result import RelayResult
-
-            return final_state(RelayResult.model_validate_json(self.text), spec)
-        if self.kind == "stopped":
-            return stopped(self.text)
-        if self.kind == "cancelled":
-            return cancelled()
-        if self.error is None:
-            return states.Crashed(message=self.text)
-        if self.error.bases or self.error.error == BatonError.__name__:
-            return failed(self.error.to_error())
-        # As the engine does with an error that nobody expects.
-        get_run_logger().error("Encountered exception during execution:\n%s", self.error.traceback)
-        return states.Failed(message=f"Flow run encountered an exception: {self.error.message}")
+        return final_state(RelayResult.model_validate_json(ended.result), spec)
+    if ended.error is None:
+        return states.Crashed(message=ended.crashed)
+    if ended.error.is_expected:
+        return failed(ended.error.to_error())
+    # As the engine does with an error that nobody expects.
+    get_run_logger().error("Encountered exception during execution:\n%s", ended.error.traceback)
+    return states.Failed(message=f"Flow run encountered an exception: {ended.error.message}")
 
 
 def final_state(result: "RelayResult", spec: RunSpec) -> "State[R]":
@@ -252,11 +230,11 @@ def recorded_relay(
 
     attempt = uuid.uuid4().hex
     with ArtifactPublisher(run, notes=telemetry) as publisher, PrefectTasks(telemetry) as tasks:
-        sinks = Several((telemetry, publisher))
+        sinks = Several((tasks, telemetry, publisher))
         admitted = admission(sinks)
         if isinstance(admitted, RelayResult):
             return admitted
-        runner: Runner = RecordedStages(tasks)
+        runner: Runner = InProcess()
         if run.spec.stages.remote():
             from baton.flows.with_prefect.remote_stage import runner_for  # imports Prefect
 

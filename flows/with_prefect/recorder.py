@@ -1,10 +1,10 @@
 """The record of what a command does, in Prefect, which is best effort and costs the training nothing.
 
-`Recorder`, in the command, starts a process of low priority and tells it, one line of JSON each, what happens: events,
-stages that begin and end, and how the training ended. It never waits for that process while it trains, and imports no
-Prefect. `main`, in that process, starts Prefect's embedded server if there is no other one, imports Prefect, opens the
-run to read its log, and runs a flow: it creates the flow run and its task runs, keeps its log and its artifacts, and
-ends it as the training ended. It answers in lines too: a state of its own, or that the flow run was cancelled.
+`Recorder`, a reader of the trainer's events, starts a process of low priority when the run is admitted, and passes the
+events on to it. It never waits for that process while the run trains, and imports no Prefect. `main`, in that process,
+starts Prefect's embedded server if there is no other one, imports Prefect, opens the run to read its log, and runs a
+flow: it creates the flow run and its task runs, keeps its log and its artifacts, and ends it as the training ended. It
+answers in lines too: a state of its own, or that the flow run was cancelled.
 
 If there is no flow run, whatever the reason, one note says why, and the training goes on. When the training has ended,
 Prefect has a limited time to record the rest. Only stages in other processes need a flow run, whose children they are:
@@ -20,31 +20,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import IO, TYPE_CHECKING, Final
 
-from baton.flows.admit import Admitted
 from baton.flows.opened_run import OpenedRun
-from baton.flows.process import Terminated, exits_with, is_clean_stop, mask_library_output, start_module
+from baton.flows.process import error_words, exits_with, mask_library_output, start_module
 from baton.flows.process_start import fast_imports
-from baton.flows.result import RelayResult, leaves_time
-from baton.flows.with_prefect.artifacts import ArtifactPublisher, is_stoppable, stop_as_cancelled
-from baton.flows.with_prefect.record import End, PrefectRunLogger, target_name
+from baton.flows.result import leaves_time
+from baton.flows.with_prefect.artifacts import ArtifactPublisher
+from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, state_of, target_name
 from baton.flows.with_prefect.server import PrefectStart
-from baton.flows.with_prefect.task_runs import (
-    PrefectTasks,
-    StageEnd,
-    StageRecord,
-    logger_of_stage,
-    stage_of_thread,
-    words_of,
-)
+from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError
-from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Several, Sink, Training
+from baton.tasks.foundation.telemetry.events import Begun, Ended, Event, Note, Several, Sink, line_of, tell
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -58,37 +49,31 @@ _LAST_SECONDS: Final = 30.0
 _CONNECT_SECONDS: Final = 180.0
 _MOST_LINES: Final = 10_000  # that wait for a process which reads none; later ones are lost
 _NICENESS: Final = 5  # lower, and the end of a short run waits long on a machine that has other work
-_EVENTS: Final[dict[str, Callable[..., Event]]] = {
-    kind.__name__: kind for kind in (Note, Training, Committed, Evaluated, Hung)
-}
 
 
 class Recorder:
-    """Records the training in a block, in another process: a `Sink` of events, and the `StageRecords` of stages.
-
-    After a signal the flow run ends as `Stopped`; after an error, as Prefect's engine would end it.
-    """
+    """A `Sink` that has a training recorded, in another process, from the event that it has begun."""
 
     def __init__(
         self,
-        admitted: Admitted,
-        parameters: Mapping[str, object],
-        overrides: Sequence[str],
+        run: Mapping[str, object],
         *,
         notes: Sink,
+        on_cancelled: Callable[[], None],
         start: "Callable[..., subprocess.Popen[bytes]] | None" = None,
         last_seconds: float = _LAST_SECONDS,
     ) -> None:
         """Start nothing yet.
 
         Args:
-            parameters: see `run_as_train_run`.
-            overrides: with which the process opens the run.
+            run: what the process opens and shows: file, overrides; parameters of `run_as_train_run`.
             notes: receives a note of what Prefect does not record.
+            on_cancelled: called once, in a thread, when the flow run was cancelled.
             start: starts the process, with the keyword arguments of `Popen`; None: `main` in a new one.
             last_seconds: limit of the wait for Prefect when the training has ended.
         """
         self._notes = notes
+        self._on_cancelled = on_cancelled
         self._start = functools.partial(start_module, __name__) if start is None else start
         self._last_seconds = last_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,77 +81,44 @@ class Recorder:
         self._state = ""  # the newest that the process said: connected, begun or recorded
         self._connected = threading.Event()  # with Prefect's server, or it never will be
         self._told = False  # a note says what is not recorded
-        self._cancelled = False  # the flow run was, so this process stops
-        self._ended = False  # the end of the training was said
+        self._cancelled = False  # the flow run was
         self._over = threading.Event()  # the process says nothing more
-        self._send(
-            file=str(admitted.run.file),
-            overrides=list(overrides),
-            parameters=dict(parameters),
-            name=target_name(admitted.run.spec, admitted.goal.until_step),
-        )
+        self._put(json.dumps(run).encode() + b"\n")
 
-    def __enter__(self) -> Self:
+    def emit(self, event: Event) -> None:
+        """Pass an event on; the first one that counts is that the training begins."""
+        if isinstance(event, Begun):
+            self._begin()
+        elif self._process is not None and not isinstance(event, Ended):  # `close` says it, with what it knows
+            self._put(line_of(event))
+
+    def close(self, ended: Ended) -> None:
+        """Wait until Prefect has recorded how the training ended, for a limited time."""
+        if self._process is None:
+            return
+        if self._cancelled and ended.stopped:
+            ended = replace(ended, stopped=CANCELLED)
+        if ended.stopped and not self._state:  # a server that is not up yet delays no stop
+            self._process.kill()
+            self._note_absence("it was stopped before Prefect had begun its flow run")
+            return
+        for last in (line_of(ended), None):
+            self._put(last)
+        self._connected.wait(_CONNECT_SECONDS)  # a server may be starting
+        self._wait_for_end(self._process, _STOP_SECONDS if ended.stopped else self._last_seconds)
+
+    def _begin(self) -> None:
         try:
             # No signal of the terminal reaches it: it records how the command was stopped.
             self._process = self._start(process_group=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as fault:
             self._note_absence(f"its process cannot be started ({fault.strerror or fault})")
-            return self
+            return
         for work in (self._write, self._read):
             threading.Thread(target=work, args=(self._process,), name="baton-recorder", daemon=True).start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._process is None:
-            return
-        if fault is not None:
-            self._end(End(kind="cancelled") if self._cancelled and is_clean_stop(fault) else End.of(fault))
-        stopped = isinstance(fault, Terminated | KeyboardInterrupt)
-        if stopped and not self._state:  # a server that is not up yet delays no stop
-            self._process.kill()
-            self._note_absence("it was stopped before Prefect had begun its flow run")
-            return
-        self._connected.wait(_CONNECT_SECONDS)  # a server may be starting
-        self._wait_for_end(_STOP_SECONDS if stopped else self._last_seconds)
-
-    def emit(self, event: Event) -> None:
-        """Send an event."""
-        if type(event).__name__ not in _EVENTS:
-            return
-        stage = stage_of_thread()
-        values = {each.name: getattr(event, each.name) for each in fields(event)}
-        self._send(event=type(event).__name__, values=values, stage=None if stage is None else stage.number)
-        if isinstance(event, Hung) and self._state == "begun":  # this process ends in a moment
-            self._end(End(kind="crashed", text=f"hung: {event.message}"))
-            self._wait_for_end(_STOP_SECONDS)
-
-    def begin(self, record: StageRecord) -> None:
-        """A stage begins."""
-        self._send(begins=record.number, label=record.label, name=record.name)
-
-    def end(self, record: StageRecord) -> None:
-        """A stage has ended."""
-        self._send(ends=record.number, end=asdict(record.end))
-
-    def reached(self, result: RelayResult) -> None:
-        """Say what the training reached. Prefect records it while the rest of the block runs."""
-        self._end(End.of_result(result))
-
-    def _end(self, end: End) -> None:
-        if not self._ended:
-            self._ended = True
-            self._send(training=end.model_dump_json())
-            with contextlib.suppress(queue.Full):
-                self._lines.put_nowait(None)
-
-    def _wait_for_end(self, seconds: float) -> None:
+    def _wait_for_end(self, process: "subprocess.Popen[bytes]", seconds: float) -> None:
         """Wait until the process has ended, and note what it did not record."""
-        process = self._process
-        if process is None:
-            return
         try:
             why = f"its process ended with code {process.wait(seconds)}"
             self._over.wait(seconds)  # its last words
@@ -184,9 +136,9 @@ class Recorder:
             self._notes.emit(Note(text=f"{what}: {why}", warning=True))
         self._connected.set()
 
-    def _send(self, **values: object) -> None:
+    def _put(self, line: bytes | None) -> None:
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(json.dumps(values, default=dict).encode() + b"\n")
+            self._lines.put_nowait(line)
 
     def _write(self, process: "subprocess.Popen[bytes]") -> None:
         """The thread that waits for the pipe."""
@@ -206,15 +158,12 @@ class Recorder:
                     self._notes.emit(Note(text=text, warning=True))
                 case {"absent": why}:
                     self._note_absence(why)
-                case {"cancelled": True}:
-                    self._stop()
+                case {"cancelled": True} if not self._cancelled:
+                    self._cancelled = True
+                    self._notes.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
+                    self._on_cancelled()
         self._connected.set()
         self._over.set()
-
-    def _stop(self) -> None:
-        if not self._cancelled and not self._ended and is_stoppable():
-            self._cancelled = True
-            stop_as_cancelled(self._notes)
 
 
 class _Answers:
@@ -258,44 +207,44 @@ def main() -> int:
         work = functools.partial(_record, run, answers)
         # With heartbeats a flow run ends up to a second later. An embedded server, which ends with it, needs none.
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_embedded else {}):
-            run_as_train_run(work, run.spec, name=given["name"], parameters=given["parameters"])
+            known = run.with_recorded_examples(run.log.head()).spec
+            name = target_name(known, given["parameters"]["until_step"])
+            run_as_train_run(work, known, name=name, parameters=given["parameters"])
     except BaseException as fault:  # noqa: BLE001 - the command notes it
-        why = str(fault) if isinstance(fault, BatonError) else words_of(fault)
+        why = str(fault) if isinstance(fault, BatonError) else error_words(fault)
         answers.send(absent=why.splitlines()[0])
         return 0
     answers.send(state="recorded")
     return 0
 
 
+class _LastEvent:
+    """A `Sink` that keeps how the training ended."""
+
+    ended: Ended | None = None
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Ended):
+            self.ended = event
+
+
 def _record(run: OpenedRun, answers: _Answers) -> "State[object]":
     """The flow: it follows the lines of the command until the training has ended."""
     answers.send(state="begun")
-    stages: dict[int, StageRecord] = {}
-    end = End(kind="crashed", text="the process of the command has ended")
+    last = _LastEvent()
     cancelled = functools.partial(answers.send, cancelled=True)
     with ArtifactPublisher(run, notes=answers, on_cancelled=cancelled) as publisher, PrefectTasks(answers) as tasks:
-        sinks = Several((PrefectRunLogger(logger_of_stage), publisher))
+        sinks = Several((tasks, PrefectRunLogger(logger_of_stage), publisher, last))
         for line in sys.stdin:
-            match json.loads(line):
-                case {"event": kind, "values": values, "stage": number}:
-                    stage = stages.get(number)
-                    with contextlib.nullcontext() if stage is None else stage.of_thread():
-                        sinks.emit(_EVENTS[kind](**values))
-                case {"begins": number, "label": label, "name": name}:
-                    stages[number] = StageRecord(label, name, number)
-                    tasks.begin(stages[number])
-                case {"ends": number, "end": how} if number in stages:  # the line of its beginning may be lost
-                    stages[number].end = StageEnd(**how)
-                    tasks.end(stages.pop(number))
-                case {"training": text}:
-                    end = End.model_validate_json(text)
-                    break
-        for stage in stages.values():  # of a command that has ended
-            tasks.end(stage)
+            tell(sinks, line)
+            if last.ended is not None:
+                break
+        ended = last.ended or Ended(exit_code=-1, crashed="the process of the command has ended")
+        tasks.end_all()
         tasks.close(_STOP_SECONDS)
-        if end.kind == "reached" and leaves_time(json.loads(end.text)["exit_reason"]):
+        if ended.result and not ended.stopped and leaves_time(json.loads(ended.result)["exit_reason"]):
             publisher.draw_curves()
-    return end.state(run.spec)
+    return state_of(ended, run.spec)
 
 
 if __name__ == "__main__":

@@ -29,24 +29,25 @@ from baton.flows.process import keep_main_module_from_children, mask_library_out
 from baton.flows.proof.choose import Choice
 from baton.flows.proof.receipt import audit_in_scratch, receipt_lines
 from baton.flows.result import RelayResult
-from baton.flows.runner import StageStopped
+from baton.flows.runner import InProcess, StageStopped
 from baton.flows.verification import Findings, verify_home
 from baton.flows.with_prefect.artifacts import FlowRunCancelled
 from baton.flows.with_prefect.internals import worker_shield
 from baton.flows.with_prefect.record import (
     MACHINE_GOES,
-    End,
     PrefectRunLogger,
     cancelled,
+    ended_by,
     failed,
     final_state,
     recorded_relay,
+    state_of,
     tag_flow_run,
     tags_of,
     target_name,
 )
 from baton.flows.with_prefect.remote_stage import runner_for
-from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage, prefect_responds
+from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
 from baton.tasks.foundation.contracts.data_spec import SetName
 from baton.tasks.foundation.contracts.home_files import AuditReceipt
 from baton.tasks.foundation.contracts.identity import accepted_keys
@@ -186,7 +187,7 @@ def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, c
     Raises:
         BaseException: what ended the training.
     """
-    spec, reached, ended_by = admitted.run.spec, list[RelayResult](), list[BaseException]()
+    spec, reached, raised = admitted.run.spec, list[RelayResult](), list[BaseException]()
     of_command = signal.getsignal(signal.SIGTERM)
 
     def work() -> State[object]:
@@ -196,12 +197,12 @@ def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, c
             require_still_idle(admitted, telemetry=sinks)
             reached.append(recorded_relay(admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True))
         except BaseException as fault:  # noqa: BLE001 - raised below
-            ended_by.append(fault)
-            return End.of(fault).state(spec)
-        return End.of_result(reached[-1]).state(spec)
+            raised.append(fault)
+            return state_of(ended_by(fault), spec)
+        return final_state(reached[-1], spec)
 
     run_as_train_run(work, spec, name=target_name(spec, admitted.goal.until_step), parameters=parameters)
-    for fault in ended_by:
+    for fault in raised:
         raise fault
     return reached[-1]
 
@@ -252,8 +253,8 @@ def _evaluate(run: OpenedRun, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Evaluate through the stages, in this process or as deployments."""
     with PrefectTasks(telemetry) as tasks:
         # No attempt: this is not a part of training.
-        runner = runner_for(run.spec, RecordedStages(tasks), attempt=None, telemetry=telemetry)
-        return run_stages(run, chosen, runner, telemetry)
+        runner = runner_for(run.spec, InProcess(), attempt=None, telemetry=telemetry)
+        return run_stages(run, chosen, runner, Several((tasks, telemetry)))
 
 
 def evaluated(result: FreshEvaluation) -> State[FreshEvaluation]:

@@ -18,11 +18,11 @@ from prefect.states import Completed
 from baton.flows.opened_run import OpenedRun
 from baton.flows.process import keep_main_module_from_children, mask_library_output
 from baton.flows.process_start import fast_imports
-from baton.flows.runner import Runner
+from baton.flows.runner import InProcess, Runner
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
 from baton.flows.with_prefect.internals import worker_shield
 from baton.flows.with_prefect.record import PrefectRunLogger, failed
-from baton.flows.with_prefect.task_runs import PrefectTasks, RecordedStages, logger_of_stage
+from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
 from baton.tasks.foundation.checkpoint.save import AsyncSaves
 from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from baton.tasks.foundation.contracts.attempt import utc_time
@@ -259,7 +259,8 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             run = OpenedRun.of(call.spec, folder, root=storage)
             home, log = run.home, run.log
             publisher = stack.enter_context(ArtifactPublisher(run, only_progress=True, notes=others))
-            telemetry = Several((others, publisher))
+            tasks = stack.enter_context(PrefectTasks(others))
+            telemetry = Several((tasks, others, publisher))
             stack.enter_context(warnings_as_notes(telemetry))
             place = Place(
                 root=storage, home=home, log=log, code_folder=folder, telemetry=telemetry, profiler=ledger.profiler
@@ -267,9 +268,8 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             head = log.head()
             if head is not None and context.attempt is not None:
                 ledger.open(home, head, within=context.attempt)
-            runner = RecordedStages(stack.enter_context(PrefectTasks(telemetry)))
             process = StageProcess(
-                spec=call.spec, context=context, place=place, runner=runner, ledger=ledger,
+                spec=call.spec, context=context, place=place, runner=InProcess(), ledger=ledger,
                 watch=watch, flow_run=str(flow_run.id),
             )  # fmt: skip
             answer = work(call, process)

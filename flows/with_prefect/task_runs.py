@@ -1,43 +1,31 @@
-"""Stages of this process, recorded as Prefect task runs beside the work.
+"""Stages, recorded as Prefect task runs beside the work.
 
-`RecordedStages` runs each stage at once, in the thread that calls it, and says when it begins and how it ends. Who
-records that is a `StageRecords`: in a flow run, `PrefectTasks`; in a command, its `Recorder` (`recorder.py`), whose
-process has the `PrefectTasks`. A thread tells Prefect: the task run begins when Prefect answers, waits for the stage,
-and ends as the stage ended. So a server that is slow or gone delays no stage and fails none. Prefect records what a run
-does; the run does not depend on it.
+Events say when a stage begins and how it ends. For each, a thread tells Prefect: the task run begins when Prefect
+answers, waits for the stage, and ends as the stage ended. So a server that is slow or gone delays no stage and fails
+none. Prefect records what a run does; the run does not depend on it.
 
 The task engine asks the API before a task begins, for the concurrency limits of its tags. A limit does not hold a stage
 back either: a commit that waits for the slot of the training that it runs beside would never end.
-
-Prefect is imported at the first use: a command, which has its `Recorder`, never does.
 """
 
 import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
-from baton.flows.process import is_clean_stop
-from baton.tasks.foundation.contracts.base import Contract
-from baton.tasks.foundation.contracts.stage_calls import StageCall
 from baton.tasks.foundation.masking import masked
-from baton.tasks.foundation.stage import Place, Stage
-from baton.tasks.foundation.telemetry.events import Note, Sink
+from baton.tasks.foundation.telemetry.events import Event, Note, Sink, StageBegun, StageEnded, stage_of_thread
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-C = TypeVar("C", bound=StageCall)
-A = TypeVar("A", bound=Contract)
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 # How long a server may take to respond, before it counts as not responding.
@@ -60,19 +48,14 @@ _HANDED_OVER_BY: Final = {
     "evaluate": ("init-or-restore", "train-segment"),
 }
 
-# The record of the stage that runs in this thread.
-_STAGE: ContextVar["StageRecord | None"] = ContextVar("stage", default=None)
-_NUMBERS: Final = count()  # of the records of this process
-
-
-def stage_of_thread() -> "StageRecord | None":
-    """The record of the stage that runs in this thread; None outside a stage."""
-    return _STAGE.get()
+# The records of the stages that run, by their numbers.
+_RUNNING: Final[dict[int, "StageRecord"]] = {}
 
 
 def logger_of_stage() -> Log | None:
     """The logger of the task run of this thread's stage; None outside a stage, or before the task run has begun."""
-    record = _STAGE.get()
+    number = stage_of_thread()
+    record = None if number is None else _RUNNING.get(number)
     return None if record is None else record.logger
 
 
@@ -132,34 +115,6 @@ class PrefectStatus:
         telemetry.emit(Note(text=f"Prefect could not record {label} ({why}); the run continues", warning=True))
 
 
-def words_of(fault: BaseException) -> str:
-    """The class and the message of an error, without secrets."""
-    return masked(f"{type(fault).__name__}: {fault}".strip(": "))
-
-
-@dataclass(frozen=True, slots=True)
-class StageEnd:
-    """How a stage ended, in the words of Prefect's states."""
-
-    kind: Literal["Completed", "Failed", "Crashed"] = "Completed"
-    message: str | None = None
-    name: str | None = None  # None: that of the kind
-
-    @classmethod
-    def of(cls, fault: BaseException) -> "StageEnd":
-        """The end of a stage that raised `fault`."""
-        if is_clean_stop(fault):
-            return cls(name="Stopped")
-        return cls("Failed" if isinstance(fault, Exception) else "Crashed", words_of(fault))
-
-    def state(self) -> "State[None]":
-        """The last state of the task run."""
-        from prefect import states
-
-        made: State[None] = getattr(states, self.kind)(message=self.message, name=self.name)
-        return made
-
-
 @dataclass(slots=True, eq=False)
 class StageRecord:
     """One stage as it is recorded.
@@ -167,7 +122,6 @@ class StageRecord:
     Attributes:
         label: the stage's name in Prefect.
         name: the task run's name.
-        number: of the stage within its process.
         asked_at: the clock when the stage began.
         predecessor: the stage that handed the run over; None: it is the first.
         begun: the task run has begun, or never will. Task runs begin in the order of their stages.
@@ -179,23 +133,13 @@ class StageRecord:
 
     label: str
     name: str
-    number: int = field(default_factory=lambda: next(_NUMBERS))
     asked_at: float = 0.0
     predecessor: "StageRecord | None" = None
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    end: StageEnd = StageEnd()
+    end: StageEnded | None = None
     logger: Log | None = None
     task_run_id: UUID | None = None
-
-    @contextmanager
-    def of_thread(self) -> Iterator[None]:
-        """Inside, this is the stage of the thread: events are logged in its task run."""
-        token = _STAGE.set(self)
-        try:
-            yield
-        finally:
-            _STAGE.reset(token)
 
     def wait_for_stage(self) -> "State[None]":
         """The body of the task: ends when the stage has ended, in the stage's state."""
@@ -209,7 +153,7 @@ class StageRecord:
         self.task_run_id = None if running is None else running.task_run.id
         self.begun.set()
         self.ended.wait()
-        return self.end.state()
+        return _state_of(self.end)
 
     def handed_over(self) -> "list[State[str]] | None":
         """What the task waits for: a state that stands for the predecessor, which has begun and need not have ended."""
@@ -223,42 +167,19 @@ class StageRecord:
         return [Completed(data=before.name, state_details=StateDetails(task_run_id=before.task_run_id))]
 
 
-class StageRecords(Protocol):
-    """Records stages; must not raise, and must not make a stage wait."""
+def _state_of(end: StageEnded | None) -> "State[None]":
+    from prefect import states
 
-    def begin(self, record: StageRecord) -> None:
-        """A stage begins."""
-
-    def end(self, record: StageRecord) -> None:
-        """It has ended, as its `end` says."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedStages:
-    """Runs every stage in this process, in the thread that calls, and has it recorded."""
-
-    records: StageRecords
-    remote: frozenset[str] = frozenset()
-
-    def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
-        """Run the stage once; returns what it returns and raises what it raises, whatever Prefect does."""
-        work = stage.load()
-        # On a disk, a checkpoint goes to no bucket.
-        label = stage.label if place.home.uri.startswith("gs://") else stage.label.removesuffix("-to-gcs")
-        record = StageRecord(label, f"{label} {stage.subject(call)}")
-        self.records.begin(record)
-        try:
-            with record.of_thread():
-                return work(call, place)
-        except BaseException as fault:
-            record.end = StageEnd.of(fault)
-            raise
-        finally:
-            self.records.end(record)
+    if end is None:
+        return states.Completed()
+    if end.kind == "Stopped":
+        return states.Completed(name=end.kind)
+    made: State[None] = getattr(states, end.kind)(message=end.message)
+    return made
 
 
 class PrefectTasks:
-    """Records stages as task runs of the current flow run.
+    """A `Sink` that records stages as task runs of the current flow run.
 
     Use it as a context manager: on exit it waits a moment for the last task runs to be recorded. Stages may begin in
     several threads, each with a copy of the flow run's context.
@@ -306,9 +227,25 @@ class PrefectTasks:
         if given_up := _alive_after(ended, 0.0):
             drop_logs_of(given_up)
 
-    def begin(self, record: StageRecord) -> None:
-        """Begin to record a stage, without waiting."""
-        record.asked_at = self._status.clock()
+    def end_all(self) -> None:
+        """Let the task runs of all stages end: their process has ended, and says no more."""
+        for number in list(_RUNNING):
+            self.emit(StageEnded(number=number))
+
+    def emit(self, event: Event) -> None:
+        """A stage begins or has ended; other events are no matter of task runs. Never waits."""
+        match event:
+            case StageBegun():
+                self._begin(event)
+            case StageEnded() if (record := _RUNNING.pop(event.number, None)) is not None:
+                record.end = event
+                record.ended.set()
+                self._report_slowness(record)
+            case _:
+                pass
+
+    def _begin(self, event: StageBegun) -> None:
+        record = _RUNNING[event.number] = StageRecord(event.label, event.name, self._status.clock())
         with self._lock:
             waiting = [each for each in self._threads.values() if not each.begun.is_set()]
             record.predecessor = self._newest(_HANDED_OVER_BY.get(record.label, ()))
@@ -322,11 +259,6 @@ class PrefectTasks:
                 thread.start()
         if waiting:
             self._report_slowness(waiting[0])
-
-    def end(self, record: StageRecord) -> None:
-        """Let the task run end as its stage ended."""
-        record.ended.set()
-        self._report_slowness(record)
 
     def _record(self, record: StageRecord, before: StageRecord | None) -> None:
         """Run the task of a stage, in a thread of its own, after the one before has begun."""

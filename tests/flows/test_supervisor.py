@@ -27,8 +27,10 @@ from baton.tasks.foundation.telemetry.events import (
     Printed,
     StatefulOperations,
     Training,
-    event_of,
+    in_stage,
     line_of,
+    stage_of_thread,
+    tell,
 )
 from tests.support.checkout import CHECKOUT
 
@@ -45,15 +47,29 @@ EVENTS: list[Event] = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_event_is_a_line_of_json(event: Event) -> None:
-    line = line_of(event)
+    with in_stage(7):
+        line = line_of(event)
     assert line.endswith(b"\n")
-    assert repr(event_of(line)) == repr(event)  # NaN is not equal to itself
+    told = Kept(lambda _: stages.append(stage_of_thread()))
+    stages = list[int | None]()
+    tell(told, line)
+    assert repr(told.events) == repr([event])  # NaN is not equal to itself
+    assert (stages, stage_of_thread()) == ([7], None)
 
 
-@pytest.mark.parametrize("line", [b"", b"1", b"{}", b'{"event": "Later"}', b'{"event": "Note", "text": {}}'])
-def test_line_without_a_known_event_is_refused(line: bytes) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "1",
+        "{}",
+        '{"event": "Later", "stage": null, "values": {}}',
+        '{"event": "Note", "stage": null, "values": {"text": {}}}',
+    ],
+)
+def test_line_without_a_known_event_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        event_of(line)
+        tell(Kept(), line)
 
 
 def test_no_event_waits_for_a_reader_and_the_last_is_not_lost() -> None:
@@ -64,10 +80,10 @@ def test_no_event_waits_for_a_reader_and_the_last_is_not_lost() -> None:
         stream.emit(STEP)
     assert time.monotonic() - began < 20, "it waited for the reader"
     with os.fdopen(reader, "rb") as lines:
-        last = supervisor_thread(lambda: [event_of(line) for line in iter(lines.readline, b"") if b"Ended" in line])
+        last = in_a_thread(lambda: [line for line in iter(lines.readline, b"") if b"Ended" in line])
         stream.emit(Ended(exit_code=3, stopped="sigterm"))
         os.close(writer)
-        assert last() == [Ended(exit_code=3, stopped="sigterm")]
+        assert last() == [line_of(Ended(exit_code=3, stopped="sigterm"))]
 
 
 def test_events_without_a_reader_are_dropped() -> None:
@@ -79,7 +95,7 @@ def test_events_without_a_reader_are_dropped() -> None:
     os.close(writer)
 
 
-def supervisor_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+def in_a_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     """Do some work in a thread; returns what waits for its result."""
     from concurrent.futures import ThreadPoolExecutor
 

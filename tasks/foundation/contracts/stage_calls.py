@@ -18,6 +18,7 @@ from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import Environment, SegmentRequest, SegmentResult
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
+from baton.tasks.foundation.masking import masked
 
 
 class StageCall(Contract):
@@ -161,8 +162,11 @@ class ErrorReport(Contract):
     traceback: str | None = Field(default=None, description="where it was raised, and its causes")
 
     @classmethod
-    def of(cls, error: BatonError) -> Self:
-        """The report of an error."""
+    def of(cls, error: BaseException) -> Self:
+        """The report of an error; of one that nobody expects the message has its class, too, and no secrets."""
+        if not isinstance(error, BatonError):
+            words = masked(f"{type(error).__name__}: {error}".strip(": "))
+            return cls(error=type(error).__name__, message=words, traceback=whole_traceback(error))
         name, *bases = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BatonError))
         return cls(
             error=name,
@@ -171,6 +175,11 @@ class ErrorReport(Contract):
             fields=dict(error.fields),
             traceback=whole_traceback(error),
         )
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it is one of Baton's errors, whose message has all that a user needs."""
+        return bool(self.bases) or self.error == BatonError.__name__
 
     def to_error(self) -> BatonError:
         """An error of the same class, or of the nearest base class that this version knows and can construct.

@@ -39,6 +39,7 @@ _MESSAGES: dict[StopReason, str] = {
 }
 _HANGUP_MESSAGE = f"terminal closed (SIGHUP): {_NEXT}"
 
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESUMABLE: Final = 3  # the exit code of a process that stopped with work left to do
 
 

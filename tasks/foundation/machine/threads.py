@@ -172,7 +172,7 @@ def start_beside(work: Callable[[], object], *, name: str) -> threading.Thread:
 
 
 _SHOW_CURSOR: Final = "\x1b[?25h"
-_CLEAR_LINE: Final = "\r\x1b[2K"  # removes a progress bar
+CLEAR_LINE: Final = "\r\x1b[2K"  # removes a progress bar
 _STDERR: Final = 2
 _MESSAGE: Final = "left at once: committed checkpoints are safe, and the same command continues from there"
 _EXIT_CODE: Final = 128 + signal.SIGINT
@@ -204,7 +204,7 @@ def leave_at_once(text: str = _MESSAGE, exit_code: int = _EXIT_CODE) -> NoReturn
 def _write_message(text: str) -> None:
     with suppress(OSError):  # closed
         # Write to the file descriptor: another thread may hold the stream, or the lock of a progress bar.
-        os.write(_STDERR, f"{_CLEAR_LINE if os.isatty(_STDERR) else ''}{text}\n".encode())
+        os.write(_STDERR, f"{CLEAR_LINE if os.isatty(_STDERR) else ''}{text}\n".encode())
 
 
 def _run_actions() -> None:

@@ -1,8 +1,9 @@
 """The events of a run. Stages emit them; sinks show or keep them. Warnings that Baton's modules log become notes.
 
-Events leave a process as lines of JSON, each an object with the event's class and its fields. `EventStream` writes them
-to a pipe; `event_of` reads a line. Nobody waits for who reads: what does not fit into the pipe waits in memory, and is
-dropped when that is too much. The last event, `Ended`, is never dropped.
+Events leave a process as lines of JSON, each an object with the event's class, its fields, and the number of the stage
+that it belongs to. `EventStream` writes them to a pipe; `tell` reads a line, and tells a sink. Nobody waits for who
+reads: what does not fit into the pipe waits in memory, and is dropped when that is too much. The last event, `Ended`,
+is never dropped.
 """
 
 import json
@@ -12,6 +13,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Final, Literal, Protocol, get_args
@@ -152,6 +154,41 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The run is admitted, and its training begins; no refusal comes before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBegun:
+    """A stage begins.
+
+    Attributes:
+        number: of the stage within its process; events of the stage have it, see `in_stage`.
+        label: the stage's name in Prefect.
+        name: what it works on, too, as `train-segment 3`.
+    """
+
+    number: int
+    label: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEnded:
+    """A stage has ended.
+
+    Attributes:
+        number: see `StageBegun`.
+        kind: as it would be called in Prefect.
+        message: the class and the message of the error that ended it.
+    """
+
+    number: int
+    kind: Literal["Completed", "Stopped", "Failed", "Crashed"] = "Completed"
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
     """A line that the process printed, as code of the user does; who starts the process makes this event."""
 
@@ -164,15 +201,17 @@ class Ended:
 
     Attributes:
         exit_code: that it will have.
-        result: what it reached, a `RelayResult` as JSON; empty if it reached nothing.
+        result: what the command reached, a `RelayResult` as JSON; empty if it reached nothing.
         stopped: the exit reason of a signal that ended it; empty if none did.
         error: that ended it.
+        crashed: what ended it without its doing; who started it says so.
     """
 
     exit_code: int
     result: str = ""
     stopped: str = ""
     error: ErrorReport | None = None
+    crashed: str = ""
 
 
 Event = (
@@ -187,6 +226,9 @@ Event = (
     | Evaluated
     | CommitPace
     | Hung
+    | Begun
+    | StageBegun
+    | StageEnded
     | Printed
     | Ended
 )
@@ -233,26 +275,43 @@ class Several:
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
 _MOST_LINES: Final = 10_000  # that wait for a reader
 _LAST_SECONDS: Final = 5.0  # so long may a reader take for what it is told last
+_STAGE: ContextVar[int | None] = ContextVar("stage", default=None)
+
+
+@contextmanager
+def in_stage(number: int | None) -> Iterator[None]:
+    """Within the block, the events of this thread are those of a stage."""
+    token = _STAGE.set(number)
+    try:
+        yield
+    finally:
+        _STAGE.reset(token)
+
+
+def stage_of_thread() -> int | None:
+    """The number of the stage that events of this thread belong to; None outside a stage."""
+    return _STAGE.get()
 
 
 def line_of(event: Event) -> bytes:
-    """An event as a line of JSON."""
+    """An event of this thread as a line of JSON."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
-    return json.dumps({"event": type(event).__name__, **values}, default=_plain).encode() + b"\n"
+    line = {"event": type(event).__name__, "stage": _STAGE.get(), "values": values}
+    return json.dumps(line, default=_plain).encode() + b"\n"
 
 
-def event_of(line: bytes) -> Event:
-    """The event in a line.
+def tell(sink: Sink, line: bytes | str) -> None:
+    """Tell a sink the event in a line, within the event's stage.
 
     Raises:
         ValueError: no event of this version is in it.
     """
-    values = json.loads(line)
-    kind = values.pop("event", "") if isinstance(values, dict) else ""
-    if kind not in _KINDS:
-        raise ValueError(f"{line[:100]!r} has no known event")
-    event: Event = _adapter(kind).validate_python(values)
-    return event
+    match json.loads(line):
+        case {"event": str(kind), "stage": int() | None as stage, "values": dict(values)} if kind in _KINDS:
+            with in_stage(stage):
+                sink.emit(_adapter(kind).validate_python(values))
+        case _:
+            raise ValueError(f"{line[:100]!r} has no known event")
 
 
 @cache
