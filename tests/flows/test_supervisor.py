@@ -17,6 +17,7 @@ from baton.flows import supervisor
 from baton.flows.supervisor import Outcome, Trainer
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.errors import BatonError, StaleWriter
+from baton.tasks.foundation.machine.stops import STOP_SIGNALS
 from baton.tasks.foundation.telemetry.events import (
     DatasetUsed,
     Ended,
@@ -124,7 +125,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (tmp_path / "small_trainer.py").write_text(
             "import os, signal, sys, time\n"
             "from baton.tasks.foundation.telemetry.events import *\n"
-            "stream = EventStream(int(sys.argv[-1]))\n" + lines
+            "stream = EventStream(int(sys.argv[-1]))\n"
+            "time.sleep(float(os.environ.get('SLEEP', 0)))\n"
+            "signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))\n" + lines
         )
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{CHECKOUT}")
         monkeypatch.setattr(supervisor, "_MODULE", "small_trainer")
@@ -201,7 +204,7 @@ def test_its_own_error_is_raised_anew() -> None:
     assert (type(fault), str(fault)) == (StaleWriter, "another process has committed")
 
 
-def test_interrupt_is_passed_on_and_raised_after_the_end(program: Callable[[str], None]) -> None:
+def test_interrupt_is_passed_on(program: Callable[[str], None]) -> None:
     program(
         """
         try:
@@ -213,9 +216,21 @@ def test_interrupt_is_passed_on_and_raised_after_the_end(program: Callable[[str]
         """
     )
     kept = Kept(lambda event: os.kill(os.getpid(), signal.SIGINT) if isinstance(event, Note) else None)
-    with pytest.raises(KeyboardInterrupt):
-        Trainer([], [kept]).wait()
-    assert kept.events[-1] == Ended(exit_code=3, stopped="sigint")
+    trainer = Trainer([], [kept])
+    handler = signal.getsignal(signal.SIGINT)
+    assert trainer.wait(signal.SIGINT).ended == Ended(exit_code=3, stopped="sigint")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
+def test_signal_during_the_start_waits_until_it_can_be_handled(
+    program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    program("")
+    monkeypatch.setenv("SLEEP", "1")
+    trainer = Trainer([], [])
+    trainer.send(number)
+    assert trainer.wait().returncode == -number  # as it has no handlers
 
 
 STARTS = """
@@ -223,10 +238,8 @@ import sys
 from baton.flows import supervisor
 supervisor._MODULE = "small_trainer"
 trainer = supervisor.Trainer([], [])
-try:
-    print("outcome", trainer.wait().returncode, flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
+outcome = trainer.wait()
+print("outcome", outcome.returncode, outcome.ended and outcome.ended.stopped, flush=True)
 print(input("mine? "), flush=True)
 """
 
@@ -259,7 +272,7 @@ def test_trainer_has_the_terminal_and_gives_it_back(program: Callable[[str], Non
         read_until(terminal, b"got me")
         os.write(terminal, b"\x03")
         shown = read_until(terminal, b"mine? ")
-        assert (shown.count(b"once"), shown.count(b"interrupted")) == (1, 1)
+        assert (shown.count(b"once"), shown.count(b"outcome 3 sigint")) == (1, 1)
         os.write(terminal, b"yes\n")
         read_until(terminal, b"yes\r\nyes")
     finally:

@@ -7,8 +7,9 @@ from typing import Any
 
 from prefect import flow, tags
 
+from baton.flows.runner import InProcess
 from baton.flows.with_prefect.record import PrefectRunLogger
-from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, logger_of_stage
+from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, logger_of_stage
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
 from baton.tasks.foundation.stage import Place, Stage
@@ -26,8 +27,8 @@ def run_without_answers() -> dict[str, Any]:
     """Run three stages on a server that does not answer; say what happened by then, and what was reported."""
     recorder, clock = EventRecorder(), FakeClock(0.0)
     status = PrefectStatus(lambda: False, clock=clock)
-    stages = RecordedStages(PrefectTasks(recorder, status))
-    place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=recorder)
+    stages, tasks = InProcess(), PrefectTasks(recorder, status)
+    place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=tasks)
     call = PrepareDataCall(spec=spec_of("plain"))
     answers = 0
     with tags("baton"):
@@ -53,7 +54,6 @@ def run_beside() -> str:
     def beside() -> str:
         from prefect.runtime import flow_run
 
-        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=EventRecorder())
         call = PrepareDataCall(spec=spec_of("plain"))
 
         def commit() -> None:
@@ -69,7 +69,8 @@ def run_beside() -> str:
             training.set()
 
         with tags("baton"), PrefectTasks(EventRecorder()) as tasks:
-            stages = RecordedStages(tasks)
+            place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=tasks)
+            stages = InProcess()
             stages.run(_stage("train_segment", lambda: None), call, place)
             thread = threading.Thread(
                 target=contextvars.copy_context().run,

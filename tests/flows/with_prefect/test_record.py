@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from baton.flows.process import Terminated
 from baton.flows.result import RelayResult
 from baton.flows.with_prefect.artifacts import FlowRunCancelled
-from baton.flows.with_prefect.record import End, PrefectRunLogger, failed
+from baton.flows.with_prefect.record import PrefectRunLogger, ended_by, failed
+from baton.flows.with_prefect.record import state_of as state_in_prefect
 from baton.tasks.foundation.errors import ModelError, NonFinite, StoreUnreachable
-from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note, Training
+from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Note, Training, line_of, tell
 from tests.support.lab import spec_of
 
 SPEC = spec_of("plain")
@@ -26,12 +28,15 @@ def failed_while_stopping(stop: BaseException) -> BaseException:
     return stop
 
 
-def state_of(end: End) -> tuple[str, str, str]:
+def state_of(ended: Ended) -> tuple[str, str, str]:
     """The type, name and message of the state, after a way through JSON."""
+    told: list[Event] = []
+    tell(SimpleNamespace(emit=told.append), line_of(ended))
+    assert isinstance(told[0], Ended)
     # Not `disable_run_logger`: `state` may be the first to import all of Prefect, which sets its loggers up again.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("prefect.get_run_logger", lambda: logging.getLogger("tests.flow_run"))
-        state: Any = End.model_validate_json(end.model_dump_json()).state(SPEC)
+        state: Any = state_in_prefect(told[0], SPEC)
     return state.type.value, state.name, state.message
 
 
@@ -49,7 +54,7 @@ def state_of(end: End) -> tuple[str, str, str]:
     ],
 )
 def test_error_or_stop_is_the_last_state(fault: BaseException, kind: str, name: str, message: str) -> None:
-    found = state_of(End.of(fault))
+    found = state_of(ended_by(fault))
     assert found[:2] == (kind, name)
     assert found[2].startswith(message)
     assert "\n" not in found[2]
@@ -64,7 +69,7 @@ def test_error_or_stop_is_the_last_state(fault: BaseException, kind: str, name: 
     ],
 )
 def test_last_state_says_where_the_run_stands(reason: Any, kind: str, name: str, message: str) -> None:
-    found = state_of(End.of_result(RESULT.model_copy(update={"exit_reason": reason})))
+    found = state_of(Ended(exit_code=0, result=RESULT.model_copy(update={"exit_reason": reason}).model_dump_json()))
     assert found[:2] == (kind, name)
     assert found[2].startswith(message)
 

@@ -4,7 +4,6 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from baton.flows.process import Terminated
 from baton.flows.runner import StageStopped
 from baton.flows.with_prefect import remote_stage
 from baton.flows.with_prefect import run_flows as module
-from baton.flows.with_prefect.record import End, final_state
 from baton.flows.with_prefect.run_flows import (
     MachineIsGoing,
     evaluate_best,
@@ -125,7 +123,6 @@ def test_command_with_remote_stages_trains_in_its_flow_run(
     monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
     monkeypatch.setattr("baton.flows.relay.relay", relay)
     monkeypatch.setattr(remote_stage, "runner_for", lambda *_, **__: None)
-    monkeypatch.setattr(End, "of_result", lambda result: SimpleNamespace(state=partial(final_state, result)))
     monkeypatch.setattr(Flow, "__call__", engine)
     with nullcontext() if fault is None else pytest.raises(type(fault)):
         assert train_in_flow_run(admitted, {"run_file": "run.yaml"}, console=recorder) is reached

@@ -14,16 +14,16 @@ import pytest
 from prefect import Task
 from prefect.client.schemas.objects import State
 
-from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks, RecordedStages, StageRecord
+from baton.flows.runner import InProcess
+from baton.flows.with_prefect.task_runs import PrefectStatus, PrefectTasks
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.stage_calls import PrepareDataCall
 from baton.tasks.foundation.errors import StaleWriter
 from baton.tasks.foundation.stage import Place, Stage
 from baton.tasks.foundation.storage.memory import MemoryStorage
-from baton.tasks.foundation.telemetry.events import Event, Note
+from baton.tasks.foundation.telemetry.events import Event, Note, StageBegun
 from tests.support import forked
 from tests.support.clock import FakeClock
-from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET
 from tests.support.lab import spec_of
 from tests.support.prefect_server import environment_with
@@ -68,8 +68,8 @@ class CountingStage:
         return DATASET
 
     def run(self, tasks: PrefectTasks) -> DatasetRef:
-        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=EventRecorder())
-        return RecordedStages(tasks).run(self.stage, CALL, place)
+        place = Place.of(MemoryStorage("tests"), "run", code_folder=Path(), telemetry=tasks)
+        return InProcess().run(self.stage, CALL, place)
 
 
 class FakeEngine:
@@ -186,10 +186,10 @@ def test_stages_run_while_a_slow_server_does_not_answer(engine: FakeEngine, warn
 def test_close_waits_only_for_stages_that_ended(engine: FakeEngine, warnings: WarningRecorder) -> None:
     tasks = PrefectTasks(warnings, PrefectStatus(lambda: True))
     CountingStage().run(tasks)
-    tasks.begin(at_work := StageRecord("evaluate", "evaluate"))
+    tasks.emit(StageBegun(number=-1, label="evaluate", name="evaluate"))
     tasks.close(A_LONG_TIME)
     assert [each.type for each in engine.states] == ["COMPLETED"]
-    tasks.end(at_work)
+    tasks.end_all()
 
 
 def test_close_lets_a_server_record_that_is_back(engine: FakeEngine, warnings: WarningRecorder) -> None:
