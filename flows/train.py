@@ -173,22 +173,32 @@ def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
         return Ended(exit_code=ended.exit_code, error=ErrorReport.of(ended))
     except BatonError as fault:
         return Ended(exit_code=fault.exit_code, error=ErrorReport.of(fault))
-    return Ended(exit_code=RESUMABLE if result.stopped else 0, result=result.model_dump_json())
+    return _ended(run, result)
+
+
+def _ended(run: OpenedRun, result: RelayResult | None, *, stopped: str = "") -> Ended:
+    newest = None if result is None else run.log.newest_seen()
+    return Ended(
+        exit_code=RESUMABLE if result is None or result.stopped else 0,
+        result="" if result is None else result.model_dump_json(),
+        entry="" if newest is None else newest.model_dump_json(),
+        stopped=stopped,
+    )
 
 
 def _ended_by_signal(fault: BaseException, admitted: Admitted | RelayResult | None, telemetry: Sink) -> Ended:
     """The end of a training that a signal stopped, with what it reached."""
     if (unreachable := unreachable_store(fault)) is not None:
         telemetry.emit(Note(text=str(unreachable), warning=True))
-    reason, result = stop_reason(fault), None
-    if isinstance(admitted, Admitted):
-        try:
-            result = result_of_interrupted(
-                admitted.run, admitted.goal, reason, since=admitted.head, telemetry=telemetry
-            )
-        except BatonError as another:
-            return Ended(exit_code=another.exit_code, error=ErrorReport.of(another))
-    return Ended(exit_code=RESUMABLE, stopped=reason, result="" if result is None else result.model_dump_json())
+    reason = stop_reason(fault)
+    if not isinstance(admitted, Admitted):
+        return Ended(exit_code=RESUMABLE, stopped=reason)
+    run, goal, since = admitted.run, admitted.goal, admitted.head
+    try:
+        result = result_of_interrupted(run, goal, reason, since=since, telemetry=telemetry)
+    except BatonError as another:
+        return Ended(exit_code=another.exit_code, error=ErrorReport.of(another))
+    return _ended(run, result, stopped=reason)
 
 
 def _say(text: str) -> None:

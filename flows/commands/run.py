@@ -26,7 +26,7 @@ from baton.flows.runner import import_stages
 from baton.flows.supervisor import Trainer
 from baton.flows.with_prefect.server import set_quiet_defaults
 from baton.tasks.foundation.contracts.identity import accepted_keys
-from baton.tasks.foundation.contracts.log_entry import Totals
+from baton.tasks.foundation.contracts.log_entry import Entry, Totals
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.machine.cluster import is_chief
@@ -97,7 +97,7 @@ def run(
                 return admit(opened, goal, accept=accepted, **options, telemetry=telemetry)
 
             sinks = Several((_Start(opened, console), console))
-            result = _train_in_flow_run(opened, admission, parameters, sinks)
+            result, newest = _train_in_flow_run(opened, admission, parameters, sinks), None
         else:
             ended = _train(opened, words, overrides or [], parameters, console)
             if ended.crashed:  # with an exit code of its own, it has said why
@@ -109,6 +109,7 @@ def run(
             if ended.error is not None:
                 raise ended.error.to_error()
             result = RelayResult.model_validate_json(ended.result) if ended.result else None
+            newest = Entry.model_validate_json(ended.entry) if ended.entry else None
         if result is not None and not leaves_time(result.exit_reason) and is_chief(opened.spec.accelerator, os.environ):
             # All is committed, and Prefect knows it: nothing is lost if the machine goes meanwhile.
             result = result.model_copy(update={"report": report_end(opened, console)})
@@ -116,14 +117,14 @@ def run(
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
         else:
-            given, newest = (os.fspath(file), overrides or []), opened.log.newest_seen() or opened.require_newest()
+            given, newest = (os.fspath(file), overrides or []), newest or opened.require_newest()
             print_summary(
                 console,
                 RunFacts.as_known(opened, newest),
                 exit_reason=result.exit_reason,
                 report_path=result.report,
                 report_command=command_line("report", *given),
-                continue_command=_continue_command(*given, opened, result),
+                continue_command=_continue_command(*given, opened.with_recorded_examples(newest.head), result),
             )
     if as_json:
         say_json({"exit_reason": "stopped"} if result is None else result.model_dump())
@@ -277,5 +278,4 @@ def _table(totals: Totals, *, step: int, target: int | None, columns: int) -> Ta
 
 def _continue_command(file: str, overrides: Sequence[str], run: OpenedRun, result: RelayResult) -> str:
     """The command that continues the training. For a complete run, it doubles train.steps or train.epochs."""
-    spec = run.with_recorded_examples(run.log.head_seen()).spec
-    return command_line("run", file, overrides, override_to_continue(spec, result.step, result.target))
+    return command_line("run", file, overrides, override_to_continue(run.spec, result.step, result.target))

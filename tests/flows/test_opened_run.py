@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from baton.flows import train as trainer
 from baton.flows.commands.main import main
 from baton.flows.opened_run import RunHome, open_run, run_of_deployment, saved_run, write_run_file
 from baton.tasks.foundation.contracts import home_files
@@ -296,7 +297,7 @@ def test_options_that_no_reader_would_read_are_refused_before_anything(
     values["model"]["options"] = {"table": "HERE"}
     text = yaml.safe_dump(values).replace("HERE", "[" + "[]," * 201 + "[]]")
     (code / "run.yaml").write_text(text)
-    assert main(["run", str(code / "run.yaml")]) == 2
+    assert trainer.main([str(code / "run.yaml")]) == 2
     words = capsys.readouterr().err
     assert "would have more than 200 lists or 1000000 values, more than such a file may have" in words
     assert "make smaller what goes into it: options in the run file" in words

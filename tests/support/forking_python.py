@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 INTERPRETER = "@INTERPRETER@"
 SERVER = "@SERVER@"
@@ -40,7 +41,12 @@ def main(words: list[str]) -> None:
         "executable": __file__ if module.startswith("prefect.runner.") else None,
     }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.connect(SERVER)
+    while True:  # its process may just have been started
+        try:
+            server.connect(SERVER)
+            break
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(0.02)
     socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *more])
     process = int(server.recv(64))
 

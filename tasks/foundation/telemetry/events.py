@@ -202,6 +202,7 @@ class Ended:
     Attributes:
         exit_code: that it will have.
         result: what the command reached, a `RelayResult` as JSON; empty if it reached nothing.
+        entry: the newest entry of the log, an `Entry` as JSON, if there is a result.
         stopped: the exit reason of a signal that ended it; empty if none did.
         error: that ended it.
         crashed: what ended it without its doing; who started it says so.
@@ -209,6 +210,7 @@ class Ended:
 
     exit_code: int
     result: str = ""
+    entry: str = ""
     stopped: str = ""
     error: ErrorReport | None = None
     crashed: str = ""
