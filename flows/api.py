@@ -29,7 +29,6 @@ from baton.flows.admit import require_lasting_storage
 from baton.flows.bare_process import run_bare_process
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import (
-    OF_API,
     OpenedRun,
     RunHome,
     has_own_code,
@@ -50,7 +49,7 @@ from baton.tasks.foundation.keras_config import keras_config, require_keras_file
 from baton.tasks.foundation.log.history import History, history_of
 from baton.tasks.foundation.machine.environment import kept_environment
 from baton.tasks.foundation.telemetry.formatting import number_words, step_words
-from baton.tasks.foundation.text import counted, listed
+from baton.tasks.foundation.text import Usage, counted, listed
 
 if TYPE_CHECKING:
     import keras
@@ -59,31 +58,33 @@ if TYPE_CHECKING:
     from baton.tasks.evaluate.report.charts import Curves
 
 
-_Words = str | Callable[[re.Match[str]], str]
-_VALUE = r"[\w.,]*[\w]"
-_WORDS: tuple[tuple[str, _Words], ...] = (
-    # A key that was given as a parameter.
-    (r"(?m)^(--set .*did you mean )([\w.]+)\?", lambda found: f"{found[1]}{found[2].replace('.', '__')}?"),
-    (r"--set ([\w.]+)=", lambda found: f"{found[1].replace('.', '__')}="),
-    (r"--(until-step|max-segments|max-seconds)\b", lambda found: found[1].replace("-", "_")),
-    (r"--(take-over|try-again|trust-code)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
-    (rf"--accept ({_VALUE})", r'accept="\1"'),
-    (rf"--format ({_VALUE})", r'form="\1"'),
-    (r"--to ", "to="),
-    (r"--step ", "step="),
-    (r"--tolerance (?=\d)", "tolerance="),
-    (r"--tolerance\b", "tolerance"),
-    (r"--run-file FILE", "Run('run.yaml')"),
-    # A whole command, whose options are parameters by now.
-    (r"baton run (\S+)((?: \w+=[^\s;]+)+)", lambda found: f"run({', '.join([found[1], *found[2].split()])})"),
-)
+_CALLS = {"run-file": 'Run("run.yaml")', "trust-code": "Run(home, trust_code=True)"}
 
 
-def in_python_words(text: str) -> str:
-    """Return a message with the parameters of `baton.flows.api` in place of the options of the command."""
-    for pattern, words in _WORDS:
-        text = re.sub(pattern, words, text)
-    return text
+def in_python_words(usage: Usage) -> str:
+    """Return a command as a call of a function here, and options as its parameters."""
+    words = ['"run.yaml"'] if usage.verb == "run" else []
+    words += [_CALLS.get(name) or _parameter(name, value) for name, value in usage.options]
+    call = f"{usage.verb}({', '.join(words)})" if usage.verb else ", ".join(words)
+    return f"{usage.after}, then {call}" if usage.after else call
+
+
+def _parameter(name: str, value: object) -> str:
+    if name in {"", "set"}:  # a key of the run file, perhaps with its new value as YAML
+        key, has_value, text = str(value).partition("=")
+        return key.replace(".", "__") + has_value + (_literal(text) if has_value else "")
+    name = "form" if name == "format" else name.replace("-", "_")
+    words = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return name if value is None else f"{name}={words}"
+
+
+def _literal(text: str) -> str:
+    """A value of YAML in Python; what is abridged stays as it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text if text.endswith("…") else json.dumps(text, ensure_ascii=False)
+    return text if isinstance(value, str) else repr(value)
 
 
 @contextmanager
@@ -92,7 +93,7 @@ def errors_in_python_words() -> Iterator[None]:
     try:
         yield
     except BatonError as fault:
-        fault.args = tuple(in_python_words(each) if isinstance(each, str) else each for each in fault.args)
+        fault.reword(in_python_words)
         raise
 
 
@@ -389,7 +390,7 @@ class Run:
         if isinstance(opened, OpenedRun) and opened.file is not None and not uses_home:
             return head, opened.run_file
         if self._code is None or self._code[0] != saved:
-            self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code, remedies=OF_API))
+            self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code))
         return head, self._code[1].run_file
 
 

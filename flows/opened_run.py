@@ -55,7 +55,7 @@ from baton.tasks.foundation.model.saved_code import functions_of
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.storage.local_files import temporary_folder
 from baton.tasks.foundation.storage.opening import open_home, open_storage
-from baton.tasks.foundation.text import HINT, listed, message
+from baton.tasks.foundation.text import listed, message, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +209,10 @@ def refuse_overrides(address: str, overrides: Sequence[str] | None) -> None:
     """
     if overrides:
         raise InvalidInput(
-            f"--set {overrides[0]} changes a key of a run file, but {address} is not one; leave --set out, or name the "
-            "run file (it ends in .yaml)"
+            option("set", overrides[0])
+            + f" changes a key of a run file, but {address} is not one; leave "
+            + option("set")
+            + " out, or name the run file (it ends in .yaml)"
         )
 
 
@@ -268,11 +270,11 @@ class Goal:
             RunFileError: a limit is below 1, `max_seconds` is not positive and finite, or the step is beyond
                 the target.
         """
-        for name, value in (("--until-step", until_step), ("--max-segments", max_segments)):
+        for name, value in (("until-step", until_step), ("max-segments", max_segments)):
             if value is not None and value < 1:
-                raise RunFileError(f"{name} = {value} must be at least 1")
+                raise RunFileError(option(name) + f" = {value} must be at least 1")
         if max_seconds is not None and not (max_seconds > 0 and math.isfinite(max_seconds)):
-            raise RunFileError(f"--max-seconds = {max_seconds} must be more than 0, and finite")
+            raise RunFileError(option("max-seconds") + f" = {max_seconds} must be more than 0, and finite")
         goal = cls(
             until_step=until_step,
             max_segments=max_segments,
@@ -292,14 +294,14 @@ class Goal:
         if self.until_step is None or target is None or self.until_step <= target:
             return
         if train.epochs is None:
-            raise RunFileError(
-                f"--until-step = {self.until_step} lies beyond train.steps = {target}; raise train.steps, "
-                f"as with --set train.steps={self.until_step}"
-            )
-        enough = train.epoch.period().ended_by(self.until_step - 1) + 1
+            beyond, key, enough = f"train.steps = {target}", "train.steps", self.until_step
+        else:
+            beyond, key = f"step {target}, the end of train.epochs = {train.epochs}", "train.epochs"
+            enough = train.epoch.period().ended_by(self.until_step - 1) + 1
         raise RunFileError(
-            f"--until-step = {self.until_step} lies beyond step {target}, the end of train.epochs = {train.epochs}; "
-            f"raise train.epochs, as with --set train.epochs={enough}"
+            option("until-step")
+            + f" = {self.until_step} lies beyond {beyond}; raise {key}, as with "
+            + option("set", f"{key}={enough}")
         )
 
     def step(self, spec: RunSpec) -> int:
@@ -363,16 +365,12 @@ class Remedies:
 
 
 OF_COMMANDS = Remedies(
-    "if you trust whoever wrote it, run it as yourself with --trust-code",
-    "name the run file that builds the model, with its code beside it: --run-file FILE",
+    "if you trust whoever wrote it, run it as yourself: " + option("trust-code", True),
+    "name the run file that builds the model, with its code beside it: " + option("run-file", "FILE"),
 )
 OF_DEPLOYMENTS = Remedies(
     "if you trust whoever wrote it, run it as this process's user with the parameter trust_code: true",
     "give the run file that builds the model, with its code beside it, as the parameter run_file",
-)
-OF_API = Remedies(
-    "if you trust whoever wrote it, run it as yourself: Run(home, trust_code=True)",
-    "open the run by the run file that builds the model, with its code beside it: Run('run.yaml')",
 )
 _NO_OTHER_FILES = (
     "run file and code are those in the home, which has no other files that they read; a run file of your own has the "
@@ -405,11 +403,12 @@ def open_with_code(
     """
     is_file = names_run_file(address)
     if is_file and run_file is not None:
-        raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
+        leave_out = f": {address} is a run file already; leave " + option("run-file") + " out"
+        raise InvalidInput(option("run-file", str(run_file)) + leave_out)
     if trust_code and (is_file or run_file is not None):
-        raise InvalidInput(
-            f"--trust-code is for the code in a home, but that of {run_file or address} is used; leave --trust-code out"
-        )
+        trust = option("trust-code", True)
+        used = f" is for the code in a home, but that of {run_file or address} is used; leave "
+        raise InvalidInput(trust + used + trust + " out")
     opened = open_run(address, None if run_file is not None else overrides)
     head = opened.require_head()
     require_keras_file()
@@ -523,7 +522,7 @@ def hint_at_other_files(run_file: Path) -> Iterator[None]:
     except (ModelError, SourceError) as fault:
         if not is_from_home:
             raise
-        raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
+        raise type(fault)(message(str(fault), hints=[_NO_OTHER_FILES])) from fault
 
 
 def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes, ForeignFile | None]:

@@ -193,7 +193,7 @@ MOST_STATEMENTS = {
     "tasks/checkpoint_to_gcs": 17,
     "tasks/evaluate": 1044,
     "tasks/evaluate/report": 745,
-    "tasks/foundation": 860,
+    "tasks/foundation": 910,
     "tasks/foundation/checkpoint": 1446,
     "tasks/foundation/contracts": 2391,
     "tasks/foundation/dataset": 2542,
