@@ -44,7 +44,7 @@ from baton.tasks.foundation.contracts.home_files import SAVED_CODE
 from baton.tasks.foundation.contracts.identity import accepted_keys
 from baton.tasks.foundation.contracts.log_entry import Head
 from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
-from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.errors import BatonError, InvalidInput, errors_worded
 from baton.tasks.foundation.keras_config import keras_config, require_keras_file
 from baton.tasks.foundation.log.history import History, history_of
 from baton.tasks.foundation.machine.environment import kept_environment
@@ -85,16 +85,6 @@ def _literal(text: str) -> str:
     except ValueError:
         return text if text.endswith("…") else json.dumps(text, ensure_ascii=False)
     return text if isinstance(value, str) else repr(value)
-
-
-@contextmanager
-def errors_in_python_words() -> Iterator[None]:
-    """Change the messages of errors that are raised inside; also a decorator."""
-    try:
-        yield
-    except BatonError as fault:
-        fault.reword(in_python_words)
-        raise
 
 
 @contextmanager
@@ -183,7 +173,7 @@ class Run:
     `trust_code` is true.
     """
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def __init__(self, home: str | os.PathLike[str], *, trust_code: bool = False) -> None:
         """Open a run.
 
@@ -236,17 +226,17 @@ class Run:
         return self._opened.home.uri
 
     @property
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def target(self) -> int | None:
         """The step to train to, by the newest commit; by the run file if no commit says it; None if neither does."""
         return self._facts().target
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def status(self) -> dict[str, Any]:
         """Return the state of the run: the keys of `baton status --json`."""
         return RunStatus.read(self._opened).json()
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def history(self) -> Rows:
         """Return the rows of the log: step, epoch, learning_rate, what callbacks logged, and the training metrics.
 
@@ -261,7 +251,7 @@ class Run:
             ]
         )
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def evaluations(self) -> Rows:
         """Return the evaluations by step: on (validation or test), examples, what callbacks logged, and the metrics."""
         history = self._history()
@@ -280,7 +270,7 @@ class Run:
         """Return the model of the best checkpoint (`checkpoint.keep_best`), see `model`."""
         return self.model("best")
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def model(self, step: int | Literal["best"] | None = None) -> "keras.Model":
         """Build the model and restore a checkpoint into it, with the averages of `use_ema`, as evaluation uses them.
 
@@ -316,7 +306,7 @@ class Run:
             warnings.warn(f"the model was trained with another configuration; call {listed(calls)}", stacklevel=3)
         return model
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def export(
         self,
         to: str | os.PathLike[str],
@@ -394,7 +384,7 @@ class Run:
         return head, self._code[1].run_file
 
 
-@errors_in_python_words()
+@errors_worded(in_python_words)
 def run(
     file: str | os.PathLike[str],
     *,

@@ -44,6 +44,7 @@ from baton.tasks.foundation.errors import (
     RunFileError,
     RunLogError,
     SourceError,
+    errors_worded,
 )
 from baton.tasks.foundation.keras_config import require_keras_file
 from baton.tasks.foundation.log.appends import evaluation_due, is_test_due
@@ -351,27 +352,9 @@ def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | 
     return f"train.epochs={times * (train.epoch.period().ended_by(ahead - 1) + 1)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Remedies:
-    """What the user can do, in the words of what they use.
-
-    Attributes:
-        trust: how to run the code of a home all the same.
-        own_code: how to use a run file, and the code beside it, instead.
-    """
-
-    trust: str
-    own_code: str
-
-
-OF_COMMANDS = Remedies(
-    "if you trust whoever wrote it, run it as yourself: " + option("trust-code", True),
-    "name the run file that builds the model, with its code beside it: " + option("run-file", "FILE"),
-)
-OF_DEPLOYMENTS = Remedies(
-    "if you trust whoever wrote it, run it as this process's user with the parameter trust_code: true",
-    "give the run file that builds the model, with its code beside it, as the parameter run_file",
-)
+_TRUST = "if you trust whoever wrote it, run it all the same: " + option("trust-code", True)
+_OWN_CODE = "name the run file that builds the model, with its code beside it: " + option("run-file", "FILE")
+_OF_DEPLOYMENTS = {"--trust-code": "trust_code: true", "--run-file FILE": "run_file: FILE"}
 _NO_OTHER_FILES = (
     "run file and code are those in the home, which has no other files that they read; a run file of your own has the "
     "files beside it"
@@ -385,7 +368,6 @@ def open_with_code(
     run_file: Path | None = None,
     trust_code: bool = False,
     note: Callable[[str], None],
-    remedies: Remedies = OF_COMMANDS,
 ) -> OpenedRun:
     """Open a run that has begun, with the settings and the code of a run file: the home's own, if the user names none.
 
@@ -395,7 +377,6 @@ def open_with_code(
         run_file: the run file, if `address` is a home.
         trust_code: whether to run the code of a home that others can have written.
         note: receives a line that says where the code is from, if that is the home.
-        remedies: for refusals.
 
     Raises:
         InvalidInput: there is no run file, not in the home either, or there are two, or see `saved_run`.
@@ -417,7 +398,7 @@ def open_with_code(
     if isinstance(opened, OpenedRun):
         return opened
     if run_file is None:
-        run = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
+        run = saved_run(opened, head, trust_code=trust_code)
         note(f"run file and code are those in {opened.home.uri}/{head.identity.get(SAVED_CODE)}")
         return run
     file = load_run_file(run_file, overrides or ())
@@ -441,10 +422,11 @@ def run_of_deployment(
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
     require_address(address)
     trust_code = trust_code and not names_run_file(address)
-    return open_with_code(address, overrides, trust_code=trust_code, note=note, remedies=OF_DEPLOYMENTS)
+    with errors_worded(lambda usage: _OF_DEPLOYMENTS.get(str(usage), str(usage))):
+        return open_with_code(address, overrides, trust_code=trust_code, note=note)
 
 
-def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies: Remedies = OF_COMMANDS) -> OpenedRun:
+def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False) -> OpenedRun:
     """Open a run with the run file and the code that its home has.
 
     The code is written into a scratch folder, which is deleted when the process ends, and is loaded from there like any
@@ -453,7 +435,6 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
     Args:
         head: the folded state whose code is wanted: the newest, or that of an earlier entry.
         trust_code: whether to run code that others can have written.
-        remedies: for refusals.
 
     Raises:
         InvalidInput: the log names no code, or the file is missing; or others can have written it, and `trust_code`
@@ -461,7 +442,7 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
         RunLogError: the saved code is damaged.
         AnotherVersion: a newer version of Baton wrote it.
     """
-    path, data, foreign = _read(opened, head, remedies)
+    path, data, foreign = _read(opened, head)
     where = f"{opened.home.uri}/{path}"
     saved = SavedCode.from_json(data, where=where, error=RunLogError, unknown_keys="forbid")
     if foreign is not None and not trust_code:
@@ -474,14 +455,14 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
                     f"its files: {listed([file.path for file in saved.files]) or 'none'}",
                     f"it calls: {listed(functions_of(saved.run_file))}",
                 ],
-                hints=[remedies.trust, remedies.own_code],
+                hints=[_TRUST, _OWN_CODE],
             )
         )
     if MASK in saved.run_file.model.model_dump_json():
         raise InvalidInput(
             message(
                 f"{where} has no secrets, and model.options had one, so its model cannot be built as it was",
-                hints=[remedies.own_code],
+                hints=[_OWN_CODE],
             )
         )
     # What is asked of a home sends no curves.
@@ -525,9 +506,9 @@ def hint_at_other_files(run_file: Path) -> Iterator[None]:
         raise type(fault)(message(str(fault), hints=[_NO_OTHER_FILES])) from fault
 
 
-def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes, ForeignFile | None]:
+def _read(opened: RunHome, head: Head) -> tuple[str, bytes, ForeignFile | None]:
     """The path and the bytes of the saved code, with the digest in its name; and why others can have written it."""
-    path, hints = str(head.identity.get(SAVED_CODE)), [remedies.own_code]
+    path, hints = str(head.identity.get(SAVED_CODE)), [_OWN_CODE]
     if not is_saved_code(path):
         raise InvalidInput(message(f"{opened.home.uri} has no run file and no code: its log names none", hints=hints))
     where = f"{opened.home.uri}/{path}"

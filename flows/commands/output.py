@@ -10,14 +10,14 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TextIO
 
-from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.errors import InvalidInput, errors_worded
 from baton.tasks.foundation.masking import masked_values
 from baton.tasks.foundation.telemetry.formatting import (
     Style,
@@ -262,8 +262,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextmanager
-def commands_to_paste(file: str, overrides: Sequence[str]) -> Iterator[None]:
+def commands_to_paste(file: str, overrides: Sequence[str]) -> AbstractContextManager[None]:
     """Put the run file and the overrides of a command into the commands that errors within the block name.
 
     Args:
@@ -279,11 +278,7 @@ def commands_to_paste(file: str, overrides: Sequence[str]) -> Iterator[None]:
         words = f"{command_line('run', file, overrides, *new)} {others}".rstrip()
         return f"{usage.after} && {words}" if usage.after else words
 
-    try:
-        yield
-    except BatonError as fault:
-        fault.reword(typed)
-        raise
+    return errors_worded(typed)
 
 
 def command_line(verb: str, file: str, overrides: Sequence[str], *more: str | None) -> str:

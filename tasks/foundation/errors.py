@@ -44,7 +44,8 @@ otherwise. An error crosses processes as an `ErrorReport`.
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 from baton.tasks.foundation.masking import masked
@@ -69,10 +70,6 @@ class BatonError(Exception):
         words = Words(*(masked(part) if isinstance(part, str) else part for part in parts_of(message)))
         safe = masked(words)
         super().__init__(words if safe == words else safe)
-
-    def reword(self, face: Callable[[Usage], str]) -> None:
-        """Put the words of a face of Baton in place of those of the command line."""
-        self.args = (worded(str(self), face),)
 
     @property
     def fields(self) -> Mapping[str, int | float | str]:
@@ -272,6 +269,16 @@ class BlowUp(BatonError):
 
 class NonFinite(BlowUp):
     """A loss or a weight is NaN or infinite; this state is not committed."""
+
+
+@contextmanager
+def errors_worded(face: Callable[[Usage], str]) -> Iterator[None]:
+    """Word the errors that are raised inside as a face of Baton does, not as the command line; also a decorator."""
+    try:
+        yield
+    except BatonError as fault:
+        fault.args = (worded(str(fault), face),)
+        raise
 
 
 def whole_traceback(error: BaseException) -> str | None:
