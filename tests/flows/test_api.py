@@ -449,6 +449,8 @@ def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
         run(file, accept="nothing")
     with pytest.raises(ModelError, match=r"model\.py defines no function built; it has: build"):
         run(file, **{"model.build": "model.py:built"})  # found by the other process
+    with pytest.raises(RunFileError, match=r"(?m)^until_step = 999 lies beyond .* as with train__steps=999$"):
+        run(file, until_step=999)  # found by the other process, too
     with pytest.raises(NoSuchRun):
         Run(tmp_path / "storage" / "build")
     assert not (tmp_path / "storage").exists()
