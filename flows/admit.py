@@ -49,7 +49,7 @@ from baton.tasks.foundation.model.saved_code import require_savable
 from baton.tasks.foundation.telemetry.events import Note, Phase, Sink
 from baton.tasks.foundation.telemetry.formatting import duration_words
 from baton.tasks.foundation.telemetry.ledger import heartbeat_interval
-from baton.tasks.foundation.text import listed, message
+from baton.tasks.foundation.text import command, listed, message, option
 from baton.tasks.foundation.user_functions import require_function, require_imports
 from baton.tasks.init_or_restore.weights.location import locate_weights
 
@@ -209,7 +209,8 @@ def require_idle(
                 details=[_words(record, probe) for record in rivals[1:]],
                 hints=[
                     "wait until it ends, or stop it; the same command then continues",
-                    "--take-over starts anyway; the first to commit continues, the other ends with StaleWriter",
+                    option("take-over", True)
+                    + " starts anyway; the first to commit continues, the other ends with StaleWriter",
                 ],
             )
         )
@@ -413,7 +414,7 @@ def require_free_servers(run: OpenedRun, telemetry: Sink) -> None:
     except RunAtWork as fault:
         raise RunAtWork(
             f"{str(fault).splitlines()[0]}; the servers of accelerator.tpu have one client: try again when it has "
-            "ended, or here, with --set accelerator.kind=cpu --set accelerator.tpu=local"
+            "ended, or here, with " + command("", ("set", "accelerator.kind=cpu"), ("set", "accelerator.tpu=local"))
         ) from fault
     wait_for_servers(run.spec.accelerator, lambda text: telemetry.emit(Note(text=text)))
 

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from html import escape
@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from baton.flows.admit import require_lasting_storage
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import (
-    OF_API,
     OpenedRun,
     RunHome,
     has_own_code,
@@ -48,7 +47,7 @@ from baton.tasks.foundation.contracts.home_files import SAVED_CODE
 from baton.tasks.foundation.contracts.identity import accepted_keys
 from baton.tasks.foundation.contracts.log_entry import Head
 from baton.tasks.foundation.contracts.run_file import RunFile, load_run_file
-from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.errors import BatonError, InvalidInput, errors_worded
 from baton.tasks.foundation.keras_config import keras_config, require_keras_file
 from baton.tasks.foundation.log.history import History, history_of
 from baton.tasks.foundation.machine.environment import kept_environment
@@ -56,7 +55,7 @@ from baton.tasks.foundation.machine.stops import RESUMABLE
 from baton.tasks.foundation.telemetry.console import Console
 from baton.tasks.foundation.telemetry.events import Sink
 from baton.tasks.foundation.telemetry.formatting import number_words, step_words
-from baton.tasks.foundation.text import counted, listed
+from baton.tasks.foundation.text import Usage, counted, listed
 
 if TYPE_CHECKING:
     import keras
@@ -65,41 +64,33 @@ if TYPE_CHECKING:
     from baton.tasks.evaluate.report.charts import Curves
 
 
-_Words = str | Callable[[re.Match[str]], str]
-_VALUE = r"[\w.,]*[\w]"
-_WORDS: tuple[tuple[str, _Words], ...] = (
-    # A key that was given as a parameter.
-    (r"(?m)^(--set .*did you mean )([\w.]+)\?", lambda found: f"{found[1]}{found[2].replace('.', '__')}?"),
-    (r"--set ([\w.]+)=", lambda found: f"{found[1].replace('.', '__')}="),
-    (r"--(until-step|max-segments|max-seconds)\b", lambda found: found[1].replace("-", "_")),
-    (r"--(take-over|try-again|trust-code)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
-    (rf"--accept ({_VALUE})", r'accept="\1"'),
-    (rf"--format ({_VALUE})", r'form="\1"'),
-    (r"--to ", "to="),
-    (r"--step ", "step="),
-    (r"--tolerance (?=\d)", "tolerance="),
-    (r"--tolerance\b", "tolerance"),
-    (r"--run-file FILE", "Run('run.yaml')"),
-    # A whole command, whose options are parameters by now.
-    (r"baton run (\S+)((?: \w+=[^\s;]+)+)", lambda found: f"run({', '.join([found[1], *found[2].split()])})"),
-)
+_CALLS = {"run-file": 'Run("run.yaml")', "trust-code": "Run(home, trust_code=True)"}
 
 
-def in_python_words(text: str) -> str:
-    """Return a message with the parameters of `baton.flows.api` in place of the options of the command."""
-    for pattern, words in _WORDS:
-        text = re.sub(pattern, words, text)
-    return text
+def in_python_words(usage: Usage) -> str:
+    """Return a command as a call of a function here, and options as its parameters."""
+    words = ['"run.yaml"'] if usage.verb == "run" else []
+    words += [_CALLS.get(name) or _parameter(name, value) for name, value in usage.options]
+    call = f"{usage.verb}({', '.join(words)})" if usage.verb else ", ".join(words)
+    return f"{usage.after}, then {call}" if usage.after else call
 
 
-@contextmanager
-def errors_in_python_words() -> Iterator[None]:
-    """Change the messages of errors that are raised inside; also a decorator."""
+def _parameter(name: str, value: object) -> str:
+    if name in {"", "set"}:  # a key of the run file, perhaps with its new value as YAML
+        key, has_value, text = str(value).partition("=")
+        return key.replace(".", "__") + has_value + (_literal(text) if has_value else "")
+    name = "form" if name == "format" else name.replace("-", "_")
+    words = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return name if value is None else f"{name}={words}"
+
+
+def _literal(text: str) -> str:
+    """A value of YAML in Python; what is abridged stays as it is."""
     try:
-        yield
-    except BatonError as fault:
-        fault.args = tuple(in_python_words(each) if isinstance(each, str) else each for each in fault.args)
-        raise
+        value = json.loads(text)
+    except ValueError:
+        return text if text.endswith("…") else json.dumps(text, ensure_ascii=False)
+    return text if isinstance(value, str) else repr(value)
 
 
 @contextmanager
@@ -188,7 +179,7 @@ class Run:
     `trust_code` is true.
     """
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def __init__(self, home: str | os.PathLike[str], *, trust_code: bool = False) -> None:
         """Open a run.
 
@@ -241,17 +232,17 @@ class Run:
         return self._opened.home.uri
 
     @property
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def target(self) -> int | None:
         """The step to train to, by the newest commit; by the run file if no commit says it; None if neither does."""
         return self._facts().target
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def status(self) -> dict[str, Any]:
         """Return the state of the run: the keys of `baton status --json`."""
         return RunStatus.read(self._opened).json()
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def history(self) -> Rows:
         """Return the rows of the log: step, epoch, learning_rate, what callbacks logged, and the training metrics.
 
@@ -266,7 +257,7 @@ class Run:
             ]
         )
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def evaluations(self) -> Rows:
         """Return the evaluations by step: on (validation or test), examples, what callbacks logged, and the metrics."""
         history = self._history()
@@ -285,7 +276,7 @@ class Run:
         """Return the model of the best checkpoint (`checkpoint.keep_best`), see `model`."""
         return self.model("best")
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def model(self, step: int | Literal["best"] | None = None) -> "keras.Model":
         """Build the model and restore a checkpoint into it, with the averages of `use_ema`, as evaluation uses them.
 
@@ -321,7 +312,7 @@ class Run:
             warnings.warn(f"the model was trained with another configuration; call {listed(calls)}", stacklevel=3)
         return model
 
-    @errors_in_python_words()
+    @errors_worded(in_python_words)
     def export(
         self,
         to: str | os.PathLike[str],
@@ -395,11 +386,11 @@ class Run:
         if isinstance(opened, OpenedRun) and opened.file is not None and not uses_home:
             return head, opened.run_file
         if self._code is None or self._code[0] != saved:
-            self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code, remedies=OF_API))
+            self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code))
         return head, self._code[1].run_file
 
 
-@errors_in_python_words()
+@errors_worded(in_python_words)
 def run(
     file: str | os.PathLike[str],
     *,

@@ -268,11 +268,11 @@ def _values(run: OpenedRun, goal: Goal, accept: Sequence[str]) -> dict[str, obje
     return {
         **run.spec.model_dump(mode="json", exclude={"train": {"epoch_examples"}}),
         "storage": run.root.uri,
-        "--until-step": goal.until_step,
-        "--max-segments": goal.max_segments,
-        "--max-seconds": goal.max_seconds,
-        "--cut-at": goal.cuts,
-        "--accept": tuple(accept),
+        "until_step": goal.until_step,
+        "max_segments": goal.max_segments,
+        "max_seconds": goal.max_seconds,
+        "cut_at": goal.cuts,
+        "accept": tuple(accept),
         **{f"code of {name}": source_digest(data) for name, data in collect_code(run.spec, run.folder).items()},
         # A run continues with the chief's threads, so the others begin with these too.
         "accelerator.intra_op_threads": intra,

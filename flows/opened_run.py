@@ -44,6 +44,7 @@ from baton.tasks.foundation.errors import (
     RunFileError,
     RunLogError,
     SourceError,
+    errors_worded,
 )
 from baton.tasks.foundation.keras_config import require_keras_file
 from baton.tasks.foundation.log.appends import evaluation_due, is_test_due
@@ -55,7 +56,7 @@ from baton.tasks.foundation.model.saved_code import functions_of
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.storage.local_files import temporary_folder
 from baton.tasks.foundation.storage.opening import open_home, open_storage
-from baton.tasks.foundation.text import HINT, listed, message
+from baton.tasks.foundation.text import listed, message, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +210,10 @@ def refuse_overrides(address: str, overrides: Sequence[str] | None) -> None:
     """
     if overrides:
         raise InvalidInput(
-            f"--set {overrides[0]} changes a key of a run file, but {address} is not one; leave --set out, or name the "
-            "run file (it ends in .yaml)"
+            option("set", overrides[0])
+            + f" changes a key of a run file, but {address} is not one; leave "
+            + option("set")
+            + " out, or name the run file (it ends in .yaml)"
         )
 
 
@@ -268,11 +271,11 @@ class Goal:
             RunFileError: a limit is below 1, `max_seconds` is not positive and finite, or the step is beyond
                 the target.
         """
-        for name, value in (("--until-step", until_step), ("--max-segments", max_segments)):
+        for name, value in (("until-step", until_step), ("max-segments", max_segments)):
             if value is not None and value < 1:
-                raise RunFileError(f"{name} = {value} must be at least 1")
+                raise RunFileError(option(name) + f" = {value} must be at least 1")
         if max_seconds is not None and not (max_seconds > 0 and math.isfinite(max_seconds)):
-            raise RunFileError(f"--max-seconds = {max_seconds} must be more than 0, and finite")
+            raise RunFileError(option("max-seconds") + f" = {max_seconds} must be more than 0, and finite")
         goal = cls(
             until_step=until_step,
             max_segments=max_segments,
@@ -292,14 +295,14 @@ class Goal:
         if self.until_step is None or target is None or self.until_step <= target:
             return
         if train.epochs is None:
-            raise RunFileError(
-                f"--until-step = {self.until_step} lies beyond train.steps = {target}; raise train.steps, "
-                f"as with --set train.steps={self.until_step}"
-            )
-        enough = train.epoch.period().ended_by(self.until_step - 1) + 1
+            beyond, key, enough = f"train.steps = {target}", "train.steps", self.until_step
+        else:
+            beyond, key = f"step {target}, the end of train.epochs = {train.epochs}", "train.epochs"
+            enough = train.epoch.period().ended_by(self.until_step - 1) + 1
         raise RunFileError(
-            f"--until-step = {self.until_step} lies beyond step {target}, the end of train.epochs = {train.epochs}; "
-            f"raise train.epochs, as with --set train.epochs={enough}"
+            option("until-step")
+            + f" = {self.until_step} lies beyond {beyond}; raise {key}, as with "
+            + option("set", f"{key}={enough}")
         )
 
     def step(self, spec: RunSpec) -> int:
@@ -349,31 +352,9 @@ def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | 
     return f"train.epochs={times * (train.epoch.period().ended_by(ahead - 1) + 1)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Remedies:
-    """What the user can do, in the words of what they use.
-
-    Attributes:
-        trust: how to run the code of a home all the same.
-        own_code: how to use a run file, and the code beside it, instead.
-    """
-
-    trust: str
-    own_code: str
-
-
-OF_COMMANDS = Remedies(
-    "if you trust whoever wrote it, run it as yourself with --trust-code",
-    "name the run file that builds the model, with its code beside it: --run-file FILE",
-)
-OF_DEPLOYMENTS = Remedies(
-    "if you trust whoever wrote it, run it as this process's user with the parameter trust_code: true",
-    "give the run file that builds the model, with its code beside it, as the parameter run_file",
-)
-OF_API = Remedies(
-    "if you trust whoever wrote it, run it as yourself: Run(home, trust_code=True)",
-    "open the run by the run file that builds the model, with its code beside it: Run('run.yaml')",
-)
+_TRUST = "if you trust whoever wrote it, run it all the same: " + option("trust-code", True)
+_OWN_CODE = "name the run file that builds the model, with its code beside it: " + option("run-file", "FILE")
+_OF_DEPLOYMENTS = {"--trust-code": "trust_code: true", "--run-file FILE": "run_file: FILE"}
 _NO_OTHER_FILES = (
     "run file and code are those in the home, which has no other files that they read; a run file of your own has the "
     "files beside it"
@@ -387,7 +368,6 @@ def open_with_code(
     run_file: Path | None = None,
     trust_code: bool = False,
     note: Callable[[str], None],
-    remedies: Remedies = OF_COMMANDS,
 ) -> OpenedRun:
     """Open a run that has begun, with the settings and the code of a run file: the home's own, if the user names none.
 
@@ -397,7 +377,6 @@ def open_with_code(
         run_file: the run file, if `address` is a home.
         trust_code: whether to run the code of a home that others can have written.
         note: receives a line that says where the code is from, if that is the home.
-        remedies: for refusals.
 
     Raises:
         InvalidInput: there is no run file, not in the home either, or there are two, or see `saved_run`.
@@ -405,11 +384,12 @@ def open_with_code(
     """
     is_file = names_run_file(address)
     if is_file and run_file is not None:
-        raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
+        leave_out = f": {address} is a run file already; leave " + option("run-file") + " out"
+        raise InvalidInput(option("run-file", str(run_file)) + leave_out)
     if trust_code and (is_file or run_file is not None):
-        raise InvalidInput(
-            f"--trust-code is for the code in a home, but that of {run_file or address} is used; leave --trust-code out"
-        )
+        trust = option("trust-code", True)
+        used = f" is for the code in a home, but that of {run_file or address} is used; leave "
+        raise InvalidInput(trust + used + trust + " out")
     opened = open_run(address, None if run_file is not None else overrides)
     head = opened.require_head()
     require_keras_file()
@@ -418,7 +398,7 @@ def open_with_code(
     if isinstance(opened, OpenedRun):
         return opened
     if run_file is None:
-        run = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
+        run = saved_run(opened, head, trust_code=trust_code)
         note(f"run file and code are those in {opened.home.uri}/{head.identity.get(SAVED_CODE)}")
         return run
     file = load_run_file(run_file, overrides or ())
@@ -442,10 +422,11 @@ def run_of_deployment(
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
     require_address(address)
     trust_code = trust_code and not names_run_file(address)
-    return open_with_code(address, overrides, trust_code=trust_code, note=note, remedies=OF_DEPLOYMENTS)
+    with errors_worded(lambda usage: _OF_DEPLOYMENTS.get(str(usage), str(usage))):
+        return open_with_code(address, overrides, trust_code=trust_code, note=note)
 
 
-def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies: Remedies = OF_COMMANDS) -> OpenedRun:
+def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False) -> OpenedRun:
     """Open a run with the run file and the code that its home has.
 
     The code is written into a scratch folder, which is deleted when the process ends, and is loaded from there like any
@@ -454,7 +435,6 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
     Args:
         head: the folded state whose code is wanted: the newest, or that of an earlier entry.
         trust_code: whether to run code that others can have written.
-        remedies: for refusals.
 
     Raises:
         InvalidInput: the log names no code, or the file is missing; or others can have written it, and `trust_code`
@@ -462,7 +442,7 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
         RunLogError: the saved code is damaged.
         AnotherVersion: a newer version of Baton wrote it.
     """
-    path, data, foreign = _read(opened, head, remedies)
+    path, data, foreign = _read(opened, head)
     where = f"{opened.home.uri}/{path}"
     saved = SavedCode.from_json(data, where=where, error=RunLogError, unknown_keys="forbid")
     if foreign is not None and not trust_code:
@@ -475,14 +455,14 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
                     f"its files: {listed([file.path for file in saved.files]) or 'none'}",
                     f"it calls: {listed(functions_of(saved.run_file))}",
                 ],
-                hints=[remedies.trust, remedies.own_code],
+                hints=[_TRUST, _OWN_CODE],
             )
         )
     if MASK in saved.run_file.model.model_dump_json():
         raise InvalidInput(
             message(
                 f"{where} has no secrets, and model.options had one, so its model cannot be built as it was",
-                hints=[remedies.own_code],
+                hints=[_OWN_CODE],
             )
         )
     # What is asked of a home sends no curves.
@@ -523,12 +503,12 @@ def hint_at_other_files(run_file: Path) -> Iterator[None]:
     except (ModelError, SourceError) as fault:
         if not is_from_home:
             raise
-        raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
+        raise type(fault)(message(str(fault), hints=[_NO_OTHER_FILES])) from fault
 
 
-def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes, ForeignFile | None]:
+def _read(opened: RunHome, head: Head) -> tuple[str, bytes, ForeignFile | None]:
     """The path and the bytes of the saved code, with the digest in its name; and why others can have written it."""
-    path, hints = str(head.identity.get(SAVED_CODE)), [remedies.own_code]
+    path, hints = str(head.identity.get(SAVED_CODE)), [_OWN_CODE]
     if not is_saved_code(path):
         raise InvalidInput(message(f"{opened.home.uri} has no run file and no code: its log names none", hints=hints))
     where = f"{opened.home.uri}/{path}"

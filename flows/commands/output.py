@@ -7,18 +7,17 @@ A pipe gets plain lines that are never wrapped, with whole ids and times, as `--
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TextIO
 
-from baton.tasks.foundation.errors import BatonError, InvalidInput
+from baton.tasks.foundation.errors import InvalidInput, errors_worded
 from baton.tasks.foundation.masking import masked_values
 from baton.tasks.foundation.telemetry.formatting import (
     Style,
@@ -30,7 +29,7 @@ from baton.tasks.foundation.telemetry.formatting import (
     painted_label,
     style_of,
 )
-from baton.tasks.foundation.text import folded, shown, wrapped_lines
+from baton.tasks.foundation.text import Usage, folded, shown, wrapped_lines
 
 # The shape of every --json object, described in flows/homes.md. Keys are added; another meaning needs another version.
 JSON_SCHEMA_VERSION: Final = 1
@@ -263,12 +262,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# In messages of code that does not know how the command was typed, or that another process prints.
-_COMMAND = re.compile(r"(, then )?baton run FILE((?: --set \S+?)*)(?=[;,]?(?:\s|$))")
-
-
-@contextmanager
-def commands_to_paste(file: str, overrides: Sequence[str]) -> Iterator[None]:
+def commands_to_paste(file: str, overrides: Sequence[str]) -> AbstractContextManager[None]:
     """Put the run file and the overrides of a command into the commands that errors within the block name.
 
     Args:
@@ -276,15 +270,15 @@ def commands_to_paste(file: str, overrides: Sequence[str]) -> Iterator[None]:
         overrides: `key=value` each.
     """
 
-    def typed(found: re.Match[str]) -> str:
-        new = [word for word in shlex.split(found[2]) if word != "--set"]
-        return f"{' && ' if found[1] else ''}{command_line('run', file, overrides, *new)}"
+    def typed(usage: Usage) -> str:
+        if usage.verb != "run":
+            return str(usage)
+        new = [str(value) for name, value in usage.options if name == "set"]
+        others = Usage("", tuple(each for each in usage.options if each[0] != "set"))
+        words = f"{command_line('run', file, overrides, *new)} {others}".rstrip()
+        return f"{usage.after} && {words}" if usage.after else words
 
-    try:
-        yield
-    except BatonError as fault:
-        fault.args = tuple(_COMMAND.sub(typed, each) if isinstance(each, str) else each for each in fault.args)
-        raise
+    return errors_worded(typed)
 
 
 def command_line(verb: str, file: str, overrides: Sequence[str], *more: str | None) -> str:

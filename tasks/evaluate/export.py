@@ -85,7 +85,7 @@ from baton.tasks.foundation.model.variables import named_layers, values_in_file
 from baton.tasks.foundation.state.train_state import TrainState, build_train_state
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.storage.local_files import temporary_folder
-from baton.tasks.foundation.text import abridged, counted, listed, message
+from baton.tasks.foundation.text import abridged, counted, listed, message, option
 from baton.tasks.foundation.user_functions import load_function
 from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX, user_error
 
@@ -580,11 +580,11 @@ def _write_and_read_back(
             with temporary_folder("baton-export-") as scratch, suppress(ModelError):
                 if other != form:
                     attempt(other, scratch / f"export{ENDINGS.get(other, '')}")
-                    hint = f"use --format {other}: it was tried, and is what was trained"
+                    hints: list[str] = ["use " + option("format", other) + ": it was tried, and is what was trained"]
                     break
         else:
-            hint = "no other format of Keras or TensorFlow holds this model either"
-        raise ModelError(message(str(fault), hints=[hint])) from fault
+            hints = ["no other format of Keras or TensorFlow holds this model either"]
+        raise ModelError(message(str(fault), hints=hints)) from fault
 
 
 def _write(model: keras.Model, form: str, path: Path, *, reference: str) -> None:

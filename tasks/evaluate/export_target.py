@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from baton.tasks.foundation.errors import InvalidInput, StorageError
 from baton.tasks.foundation.storage.local_files import temporary_folder
-from baton.tasks.foundation.text import listed
+from baton.tasks.foundation.text import Words, listed, option
 
 Form = Literal["keras", "weights", "saved_model", "checkpoint", "litert", "onnx", "openvino"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -46,8 +46,10 @@ def form_of(target: Path) -> str:
         if target.name.endswith(ending):
             return form
     raise InvalidInput(
-        f"--to {target}: the name does not say the format; let it end in {' or '.join(ENDINGS.values())}, or add "
-        "--format saved_model, checkpoint or openvino"
+        _to(target)
+        + f": the name does not say the format; let it end in {' or '.join(ENDINGS.values())}, or add "
+        + option("format", "saved_model")
+        + ", checkpoint or openvino"
     )
 
 
@@ -67,16 +69,20 @@ def require_runtime(form: str, tolerance: float | None) -> float:
     modules = RUNTIMES.get(form, ())
     if tolerance is not None and form in VALUES:
         raise InvalidInput(
-            f"--tolerance {tolerance:g}: a {form} export has no predictions to compare; drop it, or use --format "
-            f"{', '.join(form for form in FORMS if form not in VALUES)}"
+            option("tolerance", tolerance)
+            + f": a {form} export has no predictions to compare; drop it, or use "
+            + option("format", "keras")
+            + "".join(f", {form}" for form in FORMS if form not in {"keras", *VALUES})
         )
     if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise InvalidInput(f"--tolerance {tolerance:g} is no difference; use a number from 0 on, such as {TOLERANCE:g}")
+        words = f" is no difference; use a number from 0 on, such as {TOLERANCE:g}"
+        raise InvalidInput(option("tolerance", tolerance) + words)
     missing = [name.replace("_", "-") for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidInput(
-            f"--format {form} needs {listed(missing)}, not installed here; install the extra `{form}` of Baton, or "
-            "use --format saved_model"
+            option("format", form)
+            + f" needs {listed(missing)}, not installed here; install the extra `{form}` of Baton, or use "
+            + option("format", "saved_model")
         )
     return TOLERANCE if tolerance is None else tolerance
 
@@ -92,21 +98,24 @@ def require_free_target(form: str, target: Path) -> None:
         InvalidInput: the form is unknown, the target exists, or its name or folder cannot be used.
     """
     if form not in FORMS:
-        raise InvalidInput(f"--format {form} is unknown; use one of {', '.join(FORMS)}")
+        raise InvalidInput(option("format", form) + f" is unknown; use one of {', '.join(FORMS)}")
     if "://" in str(target) or str(target).startswith(("gs:/", "memory:/")):
-        raise InvalidInput(
-            f"--to {target}: exports are written to a local path; name one, and copy the export from there"
-        )
+        words = ": exports are written to a local path; name one, and copy the export from there"
+        raise InvalidInput(_to(target) + words)
     ending = ENDINGS.get(form, "")
     if not target.name.endswith(ending):
         better = target.with_name(_bare(target.name) + ending)
-        raise InvalidInput(f"--to {target}: the name of a {form} export must end in {ending}; use {better}")
+        raise InvalidInput(_to(target) + f": the name of a {form} export must end in {ending}; use {better}")
     if target.exists() or target.is_symlink():
-        raise InvalidInput(f"--to {target} already exists; use another path")
+        raise InvalidInput(_to(target) + " already exists; use another path")
     if not target.absolute().parent.is_dir():
-        raise InvalidInput(f"--to {target}: the folder {target.absolute().parent} does not exist; create it first")
+        raise InvalidInput(_to(target) + f": the folder {target.absolute().parent} does not exist; create it first")
     if not os.access(target.absolute().parent, os.W_OK):
-        raise InvalidInput(f"--to {target}: {target.absolute().parent} cannot be written to; use another folder")
+        raise InvalidInput(_to(target) + f": {target.absolute().parent} cannot be written to; use another folder")
+
+
+def _to(target: Path) -> Words:
+    return option("to", str(target))
 
 
 def _bare(name: str) -> str:
@@ -151,8 +160,11 @@ def atomic_target(form: str, target: Path) -> Iterator[Path]:
                     _move(form, near / written.name, target)
     except OSError as fault:
         raise StorageError(
-            f"--to {target}: cannot be written: {fault.strerror or fault}; free some space there and in "
-            f"{tempfile.gettempdir()}, or name other folders with --to and TMPDIR"
+            _to(target)
+            + f": cannot be written: {fault.strerror or fault}; free some space there and in "
+            + f"{tempfile.gettempdir()}, or name other folders with "
+            + option("to")
+            + " and TMPDIR"
         ) from fault
 
 

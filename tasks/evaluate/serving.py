@@ -34,7 +34,7 @@ from baton.tasks.foundation.dataset.features import unflatten
 from baton.tasks.foundation.errors import InvalidInput, ModelError
 from baton.tasks.foundation.machine.environment import silent_stderr
 from baton.tasks.foundation.storage.local_files import temporary_folder
-from baton.tasks.foundation.text import counted, listed, message
+from baton.tasks.foundation.text import counted, listed, message, option
 from baton.tasks.foundation.user_traceback import user_error
 
 Array = npt.NDArray[Any]
@@ -142,8 +142,10 @@ def require_no_text(features: Sequence[Feature], form: str) -> None:
     texts = [each.name for each in features if _is_input(each) and each.dtype == "string"]
     if texts:
         raise InvalidInput(
-            f"--format {form}: the model's input {listed(texts)} is text, and such a file takes only numbers; use "
-            "--format saved_model or keras, or turn text into numbers in data.transform, before the model"
+            option("format", form)
+            + f": the model's input {listed(texts)} is text, and such a file takes only numbers; use "
+            + option("format", "saved_model")
+            + " or keras, or turn text into numbers in data.transform, before the model"
         )
 
 
@@ -213,11 +215,14 @@ def require_close(
     """
     if worst <= tolerance:
         return
-    hints = [f"if that is close enough, add --tolerance {2 * worst:.1g}"] if math.isfinite(worst) else []
+    enough = option("tolerance", float(f"{2 * worst:.1g}"))
+    hints = ["if that is close enough, add " + enough] if math.isfinite(worst) else []
     raise ModelError(
         message(
             f"{reference}: as {form} this model predicts something else than Keras: on {counted(examples, 'example')} "
-            f"the largest difference is {worst:.2g}, and --tolerance is {tolerance:g}; nothing was written",
+            f"the largest difference is {worst:.2g}, and "
+            + option("tolerance")
+            + f" is {tolerance:g}; nothing was written",
             hints=[*hints, *([] if hint is None else [hint])],
         )
     )
@@ -439,11 +444,12 @@ def _remedies(fault: Exception, form: str) -> list[str]:
     text = str(fault)
     if form == "litert" and "Select TensorFlow op" in text:
         return [
-            "LiteRT's runtime has no TensorFlow operations; a recurrent layer needs unroll=True; or use --format onnx"
+            "LiteRT's runtime has no TensorFlow operations; a recurrent layer needs unroll=True; or use "
+            + option("format", "onnx")
         ]
     if form == "openvino":
-        return ["OpenVINO also reads ONNX: try --format onnx, or saved_model"]
-    return ["try --format saved_model"]
+        return ["OpenVINO also reads ONNX: try " + option("format", "onnx") + ", or saved_model"]
+    return ["try " + option("format", "saved_model")]
 
 
 def load_lines(form: str, path: Path, inputs: Iterable[Value]) -> tuple[str, ...]:

@@ -38,16 +38,18 @@
     └── BlowUp                  exit 1  the loss diverged
         └── NonFinite           exit 1  a loss or a weight is NaN or infinite
 
-A message names the setting, its value and the remedy. The command exits with the error's exit code: 2 for refused
-input, 3 if the run can be resumed as it is, 4 for damage, 1 otherwise. An error crosses processes as an
-`ErrorReport`.
+A message names the setting, its value and the remedy; options and commands in it are values (`text.Usage`). The
+command exits with the error's exit code: 2 for refused input, 3 if the run can be resumed as it is, 4 for damage, 1
+otherwise. An error crosses processes as an `ErrorReport`.
 """
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.text import Usage, Words, parts_of, worded
 
 _TRACEBACK_CHARACTERS = 40_000
 
@@ -64,7 +66,10 @@ class BatonError(Exception):
     field_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(masked(message))  # an error goes to terminals, records and Prefect
+        # An error goes to terminals, records and Prefect.
+        words = Words(*(masked(part) if isinstance(part, str) else part for part in parts_of(message)))
+        safe = masked(words)
+        super().__init__(words if safe == words else safe)
 
     @property
     def fields(self) -> Mapping[str, int | float | str]:
@@ -264,6 +269,16 @@ class BlowUp(BatonError):
 
 class NonFinite(BlowUp):
     """A loss or a weight is NaN or infinite; this state is not committed."""
+
+
+@contextmanager
+def errors_worded(face: Callable[[Usage], str]) -> Iterator[None]:
+    """Word the errors that are raised inside as a face of Baton does, not as the command line; also a decorator."""
+    try:
+        yield
+    except BatonError as fault:
+        fault.args = (worded(str(fault), face),)
+        raise
 
 
 def whole_traceback(error: BaseException) -> str | None:

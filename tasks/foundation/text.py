@@ -1,12 +1,15 @@
 """Text for people: messages with a headline, details and hints, lists, counts, and lines that fit a terminal.
 
-What comes from outside is shown without secrets (`masking.py`) and without control characters.
+What a message says of an option or a command is a value in it, `Usage`, which each face of Baton words for itself. What
+comes from outside is shown without secrets (`masking.py`) and without control characters.
 """
 
 import re
+import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from baton.tasks.foundation.masking import masked
 
@@ -26,20 +29,107 @@ _NO_BREAK = "\0"
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|days?|bytes|[kMGT]B|[KMGT]iB|[a-z]{1,12}/s)\b)")
 
 
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A command, or options, that a message names.
+
+    Attributes:
+        verb: the command; "" for options to add to a command, None for options in a sentence.
+        options: names and values: True for a switch, None for a name without its value. A name "" is for a key of the
+            run file, where it was given as an override.
+        after: a command to execute before it.
+    """
+
+    verb: str | None
+    options: tuple[tuple[str, Value], ...]
+    after: str = ""
+
+    def __str__(self) -> str:
+        quoted = str if self.verb is None else shlex.quote
+        words = [f"{self.after}, then"] if self.after else []
+        words += [f"baton {self.verb} FILE"] if self.verb else []
+        for name, value in self.options:
+            words += [f"--{name}"] if name else []
+            if value is not None and value is not True:
+                words.append(quoted(f"{value:g}" if isinstance(value, float) else str(value)))
+        return " ".join(words)
+
+
+class Words(str):
+    """Text that keeps each `Usage` in it as a value; as a `str`, it is in the words of the command line.
+
+    `+`, `message` and `joined` keep the values; an f-string does not.
+    """
+
+    parts: tuple[str | Usage, ...]
+    __slots__ = ("parts",)
+
+    def __new__(cls, *parts: str | Usage) -> Self:
+        """Make a text of its parts."""
+        words = super().__new__(cls, "".join(map(str, parts)))
+        words.parts = parts
+        return words
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> "Words":
+        return Words(*self.parts, *parts_of(other))
+
+    def __radd__(self, other: str) -> "Words":
+        return Words(*parts_of(other), *self.parts)
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        """Split at the first separator in the text between values."""
+        for at, part in enumerate(self.parts):
+            if isinstance(part, str) and sep in part:
+                before, _, after = part.partition(sep)
+                return Words(*self.parts[:at], before), sep, Words(after, *self.parts[at + 1 :])
+        return self, "", ""
+
+
+def parts_of(text: str) -> tuple[str | Usage, ...]:
+    """The parts of `Words`; other text is one part."""
+    return text.parts if isinstance(text, Words) else (text,)
+
+
+def worded(text: str, face: Callable[[Usage], str]) -> str:
+    """The text as a face of Baton words it."""
+    return "".join(part if isinstance(part, str) else face(part) for part in parts_of(text))
+
+
+def joined(separator: str, texts: Sequence[str]) -> str:
+    """`separator.join(texts)`, with their values."""
+    return Words(*[part for text in texts for part in (separator, *parts_of(text))][1:])
+
+
+def option(name: str, value: Value = None) -> Words:
+    """An option in a sentence, such as `--accept optimizer`; see `Usage`."""
+    return Words(Usage(None, ((name, value),)))
+
+
+def command(verb: str, *options: tuple[str, Value], after: str = "") -> Words:
+    """A command with its options, to be pasted, such as `baton run FILE --accept optimizer`; see `Usage`."""
+    return Words(Usage(verb, options, after))
+
+
 def message(headline: str, *, details: Sequence[str] = (), hints: Sequence[str] = ()) -> str:
     """A headline, the first few details with the number of the others, and one line per hint."""
     lines = [headline, *(f"  {detail}" for detail in details[:_SHOWN])]
     if len(details) > _SHOWN:
         lines.append(f"  and {len(details) - _SHOWN} more")
-    return "\n".join([*lines, *(f"{HINT}{hint}" for hint in hints)])
+    return joined("\n", [*lines, *(HINT + hint for hint in hints)])
 
 
 def with_place(text: str, place: str) -> str:
     """A message with `(place)` at the end of its headline."""
     headline, line_end, rest = text.partition("\n")
     if headline.endswith(":"):
-        return f"{headline[:-1]} ({place}):{line_end}{rest}"
-    return f"{headline} ({place}){line_end}{rest}"
+        return f"{headline[:-1]} ({place}):" + line_end + rest
+    return headline + f" ({place})" + line_end + rest
 
 
 def listed(items: Sequence[str]) -> str:

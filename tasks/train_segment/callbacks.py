@@ -46,12 +46,12 @@ from baton.tasks.foundation.model.user_callbacks import (
 )
 from baton.tasks.foundation.state.train_state import TrainState
 from baton.tasks.foundation.state.warm_state import WarmState
-from baton.tasks.foundation.text import listed, shown
+from baton.tasks.foundation.text import listed, option, shown
 
 _LOGGER = logging.getLogger(__name__)
 # A row has it, and Keras's callbacks that set it add it to the logs.
 _LEARNING_RATE = "learning_rate"
-_TO_GO_ON = "correct it, and go on from the newest checkpoint with --accept callbacks"
+_TO_GO_ON = "correct it, and go on from the newest checkpoint with " + option("accept", "callbacks")
 
 
 class Callbacks:

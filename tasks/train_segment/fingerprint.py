@@ -37,7 +37,7 @@ from baton.tasks.foundation.state.train_state import TrainState
 from baton.tasks.foundation.state.warm_state import Recipe, peek_results
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.telemetry.events import Note, Sink
-from baton.tasks.foundation.text import listed, message
+from baton.tasks.foundation.text import command, listed, message
 
 # Attributes with names and counters of a process, and those that only placement and debugging use.
 _NOT_COMPUTED = frozenset(
@@ -76,7 +76,7 @@ _READ_WHILE_TRACED = (
 _REMEDIES = (
     _READ_WHILE_TRACED,
     "or keep the value in a variable of a layer, which a checkpoint holds",
-    "or continue with the change from the newest checkpoint: baton run FILE --accept model",
+    "or continue with the change from the newest checkpoint: " + command("run", ("accept", "model")),
 )
 
 

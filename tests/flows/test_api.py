@@ -30,6 +30,7 @@ from baton.flows.api import Rows, Run, _changes, in_python_words, run
 from baton.tasks.foundation.contracts.log_entry import Change
 from baton.tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
 from baton.tasks.foundation.model.saved_code import save_code
+from baton.tasks.foundation.text import command, option, worded
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
@@ -40,45 +41,66 @@ OPTION = re.compile(r"--([a-z][a-z-]+)")
 
 
 @pytest.mark.parametrize(
-    ("of_command", "of_python"),
+    ("text", "of_command", "of_python"),
     [
-        ("with the code beside it: --run-file FILE", "with the code beside it: Run('run.yaml')"),
-        ("run it as yourself with --trust-code", "run it as yourself with trust_code=True"),
-        ("go on with --accept compile,callbacks", 'go on with accept="compile,callbacks"'),
-        ("or: baton run FILE --accept model.contents", 'or: run(FILE, accept="model.contents")'),
-        ("then baton run FILE --set run=NEW --accept data", 'then run(FILE, run=NEW, accept="data")'),
-        ("baton run FILE --try-again", "run(FILE, try_again=True)"),
-        ("as with --set train.steps=2000", "as with train__steps=2000"),
-        ("--until-step = 9 lies beyond", "until_step = 9 lies beyond"),
-        ("--to a b.keras already exists", "to=a b.keras already exists"),
-        ("use --format keras or weights", 'use form="keras" or weights'),
-        ("--tolerance is 0.001: add --tolerance 0.02", "tolerance is 0.001: add tolerance=0.02"),
-        ("run baton fork HOME --as NEW", "run baton fork HOME --as NEW"),
+        (option("run-file", "FILE"), "--run-file FILE", 'Run("run.yaml")'),
+        (option("trust-code", True), "--trust-code", "Run(home, trust_code=True)"),
+        (option("take-over", True) + " starts", "--take-over starts", "take_over=True starts"),
+        ("with " + option("accept", "compile,data"), "with --accept compile,data", 'with accept="compile,data"'),
         (
-            "--set train.step=3: train.step (here 3) is not a known key; did you mean train.steps?",
-            "train__step=3: train.step (here 3) is not a known key; did you mean train__steps?",
+            command("run", ("accept", "model.contents")),
+            "baton run FILE --accept model.contents",
+            'run("run.yaml", accept="model.contents")',
+        ),
+        (command("run", ("try-again", True)), "baton run FILE --try-again", 'run("run.yaml", try_again=True)'),
+        (
+            command("run", ("set", "run=NEW"), ("set", "a.b=null")),
+            "baton run FILE --set run=NEW --set a.b=null",
+            'run("run.yaml", run="NEW", a__b=None)',
         ),
         (
-            "run.yaml, line 7: train.step (here 3) is not a known key; did you mean train.steps?",
-            "run.yaml, line 7: train.step (here 3) is not a known key; did you mean train.steps?",
+            command("run", ("set", "run=NEW"), ("accept", "data"), after="baton fork /r --as NEW"),
+            "baton fork /r --as NEW, then baton run FILE --set run=NEW --accept data",
+            'baton fork /r --as NEW, then run("run.yaml", run="NEW", accept="data")',
         ),
+        (
+            command("", ("set", 'init.weights={"source":"/a b","strict":false}')),
+            """--set 'init.weights={"source":"/a b","strict":false}'""",
+            "init__weights={'source': '/a b', 'strict': False}",
+        ),
+        (command("export", ("step", "best")), "baton export FILE --step best", 'export(step="best")'),
+        (option("set", "train.steps=2000"), "--set train.steps=2000", "train__steps=2000"),
+        (option("set", "a=[1, 2…"), "--set a=[1, 2…", "a=[1, 2…"),
+        (option("until-step") + " = 9", "--until-step = 9", "until_step = 9"),
+        (option("to", "a b.keras"), "--to a b.keras", 'to="a b.keras"'),
+        ("use " + option("format", "keras") + " or", "use --format keras or", 'use form="keras" or'),
+        (option("tolerance"), "--tolerance", "tolerance"),
+        (option("tolerance", 0.02), "--tolerance 0.02", "tolerance=0.02"),
+        (option("", "train.steps"), "train.steps", "train__steps"),
+        ("run.yaml, line 7: no such key", "run.yaml, line 7: no such key", "run.yaml, line 7: no such key"),
     ],
 )
-def test_options_become_parameters(of_command: str, of_python: str) -> None:
-    assert in_python_words(of_command) == of_python
+def test_options_become_parameters(text: str, of_command: str, of_python: str) -> None:
+    assert (text, worded(text, in_python_words)) == (of_command, of_python)
 
 
-def test_every_option_with_a_parameter_is_known() -> None:
-    names = {name for each in (run, Run.__init__, Run.export) for name in inspect.signature(each).parameters}
-    options = {
-        found
-        for path in CHECKOUT.glob("*/**/*.py")
-        if path.relative_to(CHECKOUT).parts[0] in {"flows", "tasks"}
-        for found in OPTION.findall(path.read_text(encoding="utf-8"))
-    }
-    known = {option for option in options if option.replace("-", "_") in names}
-    assert {"accept", "take-over", "trust-code", "to"} <= known
-    assert {option for option in known if "--" in in_python_words(f"with --{option} x")} == set()
+PARAMETERS = {name for each in (run, Run.__init__, Run.export) for name in inspect.signature(each).parameters}
+HAS_PARAMETER = {"set": "overrides", "format": "form", "run-file": "home"}
+
+
+def test_errors_name_options_with_a_parameter_as_values() -> None:
+    """Text of an error that names one would be in the words of the command for a caller from Python, too."""
+    values, texts = set(), set()
+    for path in (file for name in ("flows", "tasks") for file in (CHECKOUT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            constants = {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
+            match node:
+                case ast.Call(func=ast.Name(id="option" | "command")):
+                    values |= constants
+                case ast.Raise() | ast.Call(func=ast.Name(id="message")) if "commands" not in path.parts:
+                    texts |= {name for text in constants for name in OPTION.findall(text)}
+    assert {"accept", "take-over", "trust-code", "to", "until-step", "try-again", "set", "format"} <= values
+    assert {name for name in texts if HAS_PARAMETER.get(name, name.replace("-", "_")) in PARAMETERS} == set()
 
 
 LIMIT_SECONDS = 300.0
@@ -194,7 +216,7 @@ def test_model_has_the_state_of_its_step(tmp_path: Path) -> None:
         opened.model(5)
     with pytest.raises(InvalidInput, match="has no best checkpoint"):
         opened.best_model()
-    with pytest.raises(InvalidInput, match=r"model\.h5: the name does not say the format"):
+    with pytest.raises(InvalidInput, match=r"model\.h5\": the name does not say the format"):
         opened.export(tmp_path / "model.h5")
 
 
@@ -407,6 +429,8 @@ def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
         run(file, accept="nothing")
     with pytest.raises(ModelError, match=r"model\.py defines no function built; it has: build"):
         run(file, **{"model.build": "model.py:built"})  # found by the other process
+    with pytest.raises(RunFileError, match=r"(?m)^until_step = 999 lies beyond .* as with train__steps=999$"):
+        run(file, until_step=999)  # found by the other process, too
     with pytest.raises(NoSuchRun):
         Run(tmp_path / "storage" / "build")
     assert not (tmp_path / "storage").exists()

@@ -36,7 +36,7 @@ from baton.tasks.foundation.contracts.data_spec import DataSpec, integer_weights
 from baton.tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, KeepBest, RunSpec
 from baton.tasks.foundation.errors import IdentityChanged, RunFileError
 from baton.tasks.foundation.masking import MASK, masked_values
-from baton.tasks.foundation.text import message
+from baton.tasks.foundation.text import command, message, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,8 @@ def accepted_keys(words: str) -> tuple[str, ...]:
     keys: list[str] = []
     for word in [part.strip() for part in words.split(",")] if words else []:
         if word not in known:
-            raise RunFileError(f"--accept {word or repr(word)}: unknown key; use one or more of {', '.join(known)}")
+            given = option("accept", word or repr(word))
+            raise RunFileError(given + f": unknown key; use one or more of {', '.join(known)}")
         keys.extend(known[word])
     return tuple(dict.fromkeys(keys))
 
@@ -471,18 +472,18 @@ def _ways_on(found: Sequence[Difference], home: str, *, before_imports: bool, fi
     if unknown:
         # What else of the model changes with them is not known yet. What does not differ is not accepted.
         keys = [*(key for key in keys if not key.startswith("model.")), "model", "compile"]
-    accept, quoted = f"--accept {','.join(keys)}", shlex.quote(home)
+    new, accept = ("set", "run=NEW"), ("accept", ",".join(keys))
     kept = ", if all weights keep their shapes" if unknown else ""
-    weights = f"with the weights of this one: add --set init.weights={quoted}"
+    weights, that_fit = home, ""
     if unknown or not fits:
-        fitting = json.dumps({"source": home, "strict": False}, separators=(",", ":"))
-        weights = f"with the weights of this one that fit: add --set {shlex.quote(f'init.weights={fitting}')}"
-    copied = f"baton fork {quoted} --as NEW, then baton run FILE --set run=NEW {accept}"
+        weights, that_fit = json.dumps({"source": home, "strict": False}, separators=(",", ":")), " that fit"
+    added = f" (with the weights of this one{that_fit}: add " + command("", ("set", f"init.weights={weights}")) + ")"
+    copied = command("run", new, accept, after=f"baton fork {shlex.quote(home)} --as NEW")
     continued = [
-        f"or continue with the change from the newest checkpoint{kept}: baton run FILE {accept}",
-        f"or try the change in a copy of the run{kept}: {copied}",
+        f"or continue with the change from the newest checkpoint{kept}: " + command("run", accept),
+        f"or try the change in a copy of the run{kept}: " + copied,
     ]
-    return [*(continued if fits else ()), f"or start a new run: baton run FILE --set run=NEW ({weights})"]
+    return [*(continued if fits else ()), "or start a new run: " + command("run", new) + added]
 
 
 def _way_back(found: Sequence[Difference], *, code_is_shown: bool) -> str:
@@ -494,10 +495,10 @@ def _way_back(found: Sequence[Difference], *, code_is_shown: bool) -> str:
     back = list(dict.fromkeys(filter(None, (each.override_back for each in found))))
     if back:
         lines = ", ".join(each.replace("=", ": ", 1) for each in back)
-        sets = " ".join(f"--set {shlex.quote(each)}" for each in back)
+        sets = command("run", *(("set", each) for each in back))
         code = "the lines with -, and " if code_is_shown else ""
         before = f"{out}, and " if out else ""
-        return f"{before}restore {code}{lines} in the run file, or for this command: baton run FILE {sets}"
+        return f"{before}restore {code}{lines} in the run file, or for this command: " + sets
     if out:
         return out
     if code_is_shown:

@@ -21,6 +21,7 @@ from baton.tasks.foundation.contracts.home_files import MOST_NESTED
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.errors import RunFileError
 from baton.tasks.foundation.masking import MASK, names_secret
+from baton.tasks.foundation.text import joined, option
 
 _VALUE_CHARACTERS = 60
 _MOST_ANCHORS = 100
@@ -120,11 +121,11 @@ def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, KeyPositi
         remedy = fault.note or (
             "indent with spaces, not tabs" if tab else "check the brackets, quotes and colons there"
         )
-        raise RunFileError(f"{where}{place}: not readable as YAML: {problem}; {remedy}") from fault
+        raise RunFileError(where + f"{place}: not readable as YAML: {problem}; {remedy}") from fault
     except yaml.YAMLError as fault:
-        raise RunFileError(f"{where}: not readable as YAML: {str(fault).splitlines()[0]}; write it again") from fault
+        raise RunFileError(where + f": not readable as YAML: {str(fault).splitlines()[0]}; write it again") from fault
     except RecursionError as fault:
-        raise RunFileError(f"{where}: brackets or lists are nested too deeply; close them earlier") from fault
+        raise RunFileError(where + ": brackets or lists are nested too deeply; close them earlier") from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,9 @@ class _YamlReader:
     def value(self, node: yaml.Node, at: KeyPath) -> Any:
         here, name = self._place(node), dotted(at) or "the file"
         if len(at) > MOST_NESTED:
-            raise RunFileError(f"{here}: {nested_too_deeply(at)}")
+            raise RunFileError(here + f": {nested_too_deeply(at)}")
         if node.tag not in _KNOWN_TAGS[type(node)]:
-            raise RunFileError(f"{here}: {name}: the tag {node.tag.replace(_TAG, '!!')} is not supported; {_PLAIN}")
+            raise RunFileError(here + f": {name}: the tag {node.tag.replace(_TAG, '!!')} is not supported; {_PLAIN}")
         value: Any
         if isinstance(node, yaml.MappingNode):
             value = self._mapping(node, at)
@@ -153,7 +154,7 @@ class _YamlReader:
                 str(value).encode()
             except (ValueError, LookupError) as fault:
                 text = shortened(json.dumps(node.value))
-                raise RunFileError(f"{here}: {name} is {text}, which cannot be read; {_PLAIN}") from fault
+                raise RunFileError(here + f": {name} is {text}, which cannot be read; {_PLAIN}") from fault
         written = isinstance(node, yaml.ScalarNode) and node.style is None and node.value
         self.places[at] = KeyPosition(here, shortened(node.value) if written else None)
         return value
@@ -167,11 +168,11 @@ class _YamlReader:
             ):
                 key = shortened(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "[…]"
                 within = f" in {dotted(at)}" if at else ""
-                raise RunFileError(f"{here}: the key {key}{within} is not text; put it in quotes or rename it")
+                raise RunFileError(here + f": the key {key}{within} is not text; put it in quotes or rename it")
             path = (*at, key_node.value)
             if key_node.value in result:
-                first = f"{shown(result[key_node.value])} at {self.places[path].where}"
-                raise RunFileError(f"{here}: {dotted(path)} was given twice, first {first}; keep one of the two")
+                first = f": {dotted(path)} was given twice, first {shown(result[key_node.value])} at "
+                raise RunFileError(here + first + self.places[path].where + "; keep one of the two")
             result[key_node.value] = self.value(value_node, path)
         return result
 
@@ -240,7 +241,7 @@ def explain(faults: ValidationError, data: dict[str, Any], *, file: str, places:
             lines[path] = _sentence(fault, path, data, file=file, places=places) if is_shown else ""
     shown = list(lines.values())[:SHOWN_ERRORS]
     more = len(lines) - len(shown)
-    return "\n".join([*shown, f"{file}: and {more} more"] if more else shown)
+    return joined("\n", [*shown, f"{file}: and {more} more"] if more else shown)
 
 
 def _sentence(
@@ -255,18 +256,19 @@ def _sentence(
     if path and names_secret(path[-1], value):
         spelled = MASK
     if fault["type"] == "extra_forbidden":
-        return f"{place.where}: {name} (here {spelled}) is not a known key; {_did_you_mean(path)}"
+        words = place.where + f": {name} (here {spelled}) is not a known key; "
+        return words + _did_you_mean(path, is_override=place.where.startswith("--set "))
     if fault["type"] == "value_error":
         text = str(fault["ctx"]["error"])
         if not isinstance(value, dict):
-            return f"{place.where}: {name} is {spelled}: {text}"
+            return place.where + f": {name} is {spelled}: " + text
         keys = _mentioned(text, value) or [()]
         full = [(*path, *key) for key in keys]
         given = ", ".join(f"{dotted(at)}: {shown(_at(data, at))}" for at in full)
         sources = [found.where for at, found in places.items() if any(at[: len(key)] == key for key in full)]
         sources.sort(key=lambda where: not where.startswith("--set "))  # an override is the likelier mistake
-        return f"{sources[0] if sources else file}: {text} (given: {given})"
-    return f"{place.where}: {name} is {spelled}, which is {_problem(fault, value)}; {_description(path)}"
+        return (sources[0] if sources else file) + ": " + text + f" (given: {given})"
+    return place.where + f": {name} is {spelled}, which is {_problem(fault, value)}; {_description(path)}"
 
 
 def _problem(fault: ErrorDetails, value: Any) -> str:
@@ -285,17 +287,20 @@ def _mentioned(text: str, values: dict[str, Any]) -> list[KeyPath]:
     return [path for path in (tuple(word.split(".")) for word in words) if _at(values, path) is not None]
 
 
-def _did_you_mean(path: KeyPath) -> str:
+def _did_you_mean(path: KeyPath, *, is_override: bool) -> str:
+    def question(known: KeyPath) -> str:
+        return "did you mean " + (option("", dotted(known)) if is_override else dotted(known)) + "?"
+
     siblings = [known for known in _known_paths(RunSpec) if known[:-1] == path[:-1]]
     near = get_close_matches(path[-1], [known[-1] for known in siblings], n=1)
     same = [known for known in _known_paths(RunSpec) if known[-1] == path[-1]]
     if near and not same:
-        return f"did you mean {dotted((*path[:-1], near[0]))}?"
+        return question((*path[:-1], near[0]))
     candidates = same or [
         known for known in _known_paths(RunSpec) if known[-1] in get_close_matches(path[-1], [known[-1]])
     ]
     if candidates:
-        return f"did you mean {dotted(candidates[0])}?"
+        return question(candidates[0])
     within = f" in {dotted(path[:-1])}" if path[:-1] else ""
     return f"the keys{within} are {', '.join(known[-1] for known in siblings)}"
 
@@ -409,13 +414,14 @@ def _beside(path: Path) -> str:
 
 def _override(data: dict[str, Any], override: str, places: dict[KeyPath, KeyPosition]) -> None:
     """Apply one `a.b=c` to the values of the run file."""
-    where = f"--set {shortened(override)}"
+    where = option("set", shortened(override))
     key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not separator or not all(path):
-        raise RunFileError(f"{where} is not an override; write it as --set key=value, such as --set train.steps=1000")
+        such, as_this = option("set", "key=value"), option("set", "train.steps=1000")
+        raise RunFileError(where + " is not an override; write it as " + such + ", such as " + as_this)
     if len(path) > MOST_NESTED:
-        raise RunFileError(f"{where}: {nested_too_deeply(path)}")
+        raise RunFileError(where + f": {nested_too_deeply(path)}")
     mapping = data
     for depth, part in enumerate(path[:-1], start=1):
         below = mapping.get(part)
@@ -428,7 +434,7 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, KeyPosi
             places[*path[:depth], whole] = places[path[:depth]]
         elif not isinstance(below, dict):
             given = dotted(path[:depth])
-            raise RunFileError(f"{where}: {given} is {shown(below)}, which has no keys in it; set {given} itself")
+            raise RunFileError(where + f": {given} is {shown(below)}, which has no keys in it; set {given} itself")
         mapping[part] = below
         mapping = below
     for old in [old for old in places if old[: len(path)] == path]:

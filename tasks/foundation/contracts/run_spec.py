@@ -27,6 +27,7 @@ from baton.tasks.foundation.contracts.data_spec import DataSpec
 from baton.tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
 from baton.tasks.foundation.errors import RunFileError
 from baton.tasks.foundation.masking import masked_values
+from baton.tasks.foundation.text import option
 
 _SHOWING = operational("says where curves are shown, not what is computed")
 ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
@@ -418,7 +419,7 @@ class TrainSpec(Contract):
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 "steps and epochs exclude each other; keep one of them. On the command line, set the other to null, as "
-                "with --set train.epochs=null"
+                "with " + option("set", "train.epochs=null")
             )
         return self
 

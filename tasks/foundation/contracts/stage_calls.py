@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from baton.tasks.foundation import errors
 from baton.tasks.foundation.contracts.attempt import Time
@@ -19,6 +19,7 @@ from baton.tasks.foundation.contracts.log_entry import Environment, SegmentReque
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
 from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.text import Usage, Words, parts_of
 
 
 class StageCall(Contract):
@@ -145,8 +146,11 @@ def unpack(kind: type[C], text: str) -> tuple[C, RemoteContext]:
     return call, context
 
 
+_PARTS = TypeAdapter(tuple[str | Usage, ...])
+
+
 class ErrorReport(Contract):
-    """An error's class, message and fields, as JSON.
+    """An error's class, message and fields, as JSON; options that the message names are values.
 
     The receiving process may run an older Baton that does not know the class. It then raises the nearest base class
     that it knows, with the same message.
@@ -155,7 +159,8 @@ class ErrorReport(Contract):
     format: Literal[1] = 1
     error: str = Field(description="name of the class, such as NonFinite")
     bases: tuple[str, ...] = Field(default=(), description="names of its base classes, nearest first")
-    message: str
+    parts: tuple[str | Usage, ...] = Field(default=(), description="of the message, with options as values")
+    message: str = Field(description="in the words of the command line")
     fields: dict[str, int | float | str] = Field(
         default_factory=dict, description="such as step; see BatonError.fields"
     )
@@ -167,10 +172,12 @@ class ErrorReport(Contract):
         if not isinstance(error, BatonError):
             words = masked(f"{type(error).__name__}: {error}".strip(": "))
             return cls(error=type(error).__name__, message=words, traceback=whole_traceback(error))
+        parts = parts_of(str(error))
         name, *bases = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BatonError))
         return cls(
             error=name,
             bases=tuple(bases),
+            parts=parts if any(isinstance(part, Usage) for part in parts) else (),
             message=str(error),
             fields=dict(error.fields),
             traceback=whole_traceback(error),
@@ -180,6 +187,20 @@ class ErrorReport(Contract):
     def is_expected(self) -> bool:
         """Whether it is one of Baton's errors, whose message has all that a user needs."""
         return bool(self.bases) or self.error == BatonError.__name__
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _known_parts(cls, parts: object) -> tuple[str | Usage, ...]:
+        try:
+            return _PARTS.validate_python(parts)
+        except ValueError:  # a newer version wrote them
+            return ()
+
+    @field_validator("message")
+    @classmethod
+    def _with_values(cls, message: str, found: ValidationInfo) -> str:
+        words = Words(*found.data["parts"])
+        return words if words == message else message
 
     def to_error(self) -> BatonError:
         """An error of the same class, or of the nearest base class that this version knows and can construct.

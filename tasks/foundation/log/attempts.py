@@ -36,7 +36,7 @@ from baton.tasks.foundation.machine.processes import is_gone
 from baton.tasks.foundation.machine.stops import RESUMABLE
 from baton.tasks.foundation.storage.interface import Storage, discard
 from baton.tasks.foundation.storage.transfers import parallel_map
-from baton.tasks.foundation.text import HINT, time_words
+from baton.tasks.foundation.text import HINT, command, message, time_words
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER: Final = "attempts/closed/"
@@ -418,8 +418,7 @@ def _diagnosis(home: Storage, head: Head, row: Sequence[AttemptRecord]) -> str:
         lines.append(f"  ({len(row) - _LISTED} earlier attempts are not listed)")
     lines += [f"  {_line(record)}" for record in row[-_LISTED:]]
     lines.append(_likely_reason(row))
-    lines.append(f"{HINT}after fixing the cause: baton run FILE --try-again")
-    return "\n".join(lines)
+    return message("\n".join(lines), hints=["after fixing the cause: " + command("run", ("try-again", True))])
 
 
 def _line(record: AttemptRecord) -> str:

@@ -209,7 +209,7 @@ def meet(
 def refusal_of(host: int, error: BatonError) -> BatonError:
     """The error of a host, as all hosts raise it: of the same class, and with the name of the host."""
     report = _report(error)
-    return report.model_copy(update={"message": f"host {host} refused: {report.message}"}).to_error()
+    return report.model_copy(update={"message": f"host {host} refused: " + report.message}).to_error()
 
 
 def _report(error: BatonError) -> ErrorReport:

@@ -44,7 +44,7 @@ from baton.tasks.foundation.model.variables import (
     own_values,
 )
 from baton.tasks.foundation.storage.local_files import temporary_folder
-from baton.tasks.foundation.text import message
+from baton.tasks.foundation.text import command, message
 from baton.tasks.foundation.user_functions import load_function
 from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
 
@@ -52,10 +52,7 @@ from baton.tasks.foundation.user_traceback import USER_PACKAGE_PREFIX
 _NOT_KEPT = ("_losses", "_self_")
 _DEPTH = 4
 _SHOWN_NUMBERS = 40
-_REMEDIES = (
-    "let the code read what it read when the run began; where a set decides an order, use sorted(...)",
-    "or continue with the change from the newest checkpoint: baton run FILE --accept {key}",
-)
+_REMEDY = "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
 # The private package's name depends on the checkout's path, which must not change the identity.
 _PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
 # The default repr of an object that Keras cannot serialize contains its memory address.
@@ -124,8 +121,8 @@ def require_same_contents(recorded: Any, now: Mapping[str, Any], *, key: str, wh
     """
     found = differences({key: recorded}, {key: dict(now)})
     if found:
-        hints = [each.format(key=key) for each in _REMEDIES]
-        raise IdentityChanged(message(f"{what}: {difference_words(found)}", hints=hints))
+        accepted = "or continue with the change from the newest checkpoint: " + command("run", ("accept", key))
+        raise IdentityChanged(message(f"{what}: {difference_words(found)}", hints=[_REMEDY, accepted]))
 
 
 def _of_compile(model: keras.Model, code: UserCode) -> Iterator[tuple[str, str, Any]]:

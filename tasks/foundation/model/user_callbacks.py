@@ -48,7 +48,7 @@ from baton.tasks.foundation.model.build import RandomStates
 from baton.tasks.foundation.model.metrics import Results, unsettable_rate
 from baton.tasks.foundation.model.saved_code import user_code
 from baton.tasks.foundation.telemetry.formatting import size_words
-from baton.tasks.foundation.text import message
+from baton.tasks.foundation.text import command, message, option
 from baton.tasks.foundation.user_functions import load_function
 from baton.tasks.foundation.user_traceback import user_error
 
@@ -179,7 +179,7 @@ def _best_rule(callback: Any, model: keras.Model, spec: RunSpec, reference: str)
     elif getattr(callback, "restore_best_weights", False):
         raise ModelError(
             f"{reference}: {name} has restore_best_weights=True, which is not supported; set checkpoint.keep_best and "
-            "export the best checkpoint with baton export --step best"
+            "export the best checkpoint with " + command("export", ("step", "best"))
         )
     else:
         return None
@@ -388,7 +388,8 @@ def call_hook(
                 "once, so it would train as before, and the new metrics would stay 0",
                 hints=[
                     "compile in the function that builds the model; a callback can set model.optimizer.learning_rate",
-                    "to change it in mid-run, edit that function and continue with --accept compile,callbacks",
+                    "to change it in mid-run, edit that function and continue with "
+                    + option("accept", "compile,callbacks"),
                 ],
             )
         )

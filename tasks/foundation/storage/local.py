@@ -29,6 +29,7 @@ from baton.tasks.foundation.storage.local_files import (
     write_durably,
 )
 from baton.tasks.foundation.storage.transfers import blocks_of, checksum_file, copy_blocks, local_target
+from baton.tasks.foundation.text import option
 
 _DELETE_TRIES = 10
 # Prefix of unfinished files, which readers ignore.
@@ -50,7 +51,8 @@ _LIMITS = {
     "files cannot be linked or renamed from one to another; put it on one",
     errno.ENAMETOOLONG: "the path is too long for this file system; give the run or a folder above it a shorter name",
 }
-_ANOTHER_FOLDER = ", or take another storage folder (--set storage=FOLDER)"
+_FOLDER = option("set", "storage=FOLDER")
+_ANOTHER_FOLDER = ", or take another storage folder (" + _FOLDER + ")"
 _NO_PERMISSION = {errno.EACCES, errno.EPERM}
 # Below it lie committed checkpoints: they never change, and a run may keep many of them.
 _CHECKPOINTS = "checkpoints"
@@ -357,7 +359,7 @@ def _require_regular(file: Path, mode: int) -> None:
 
 def _disk_problem(error: OSError) -> str:
     if (limit := _LIMITS.get(error.errno or 0)) is not None:
-        return f"{limit}{_ANOTHER_FOLDER},"
+        return limit + _ANOTHER_FOLDER + ","
     return _PROBLEMS.get(error.errno or 0, f"{error.strerror or error}; check the disk")
 
 
@@ -455,12 +457,12 @@ def _refusal(error: OSError, folder: Path) -> StorageError:
     if error.errno == errno.EROFS:
         return StoreRefused(
             f"{folder}: the disk is mounted read-only; make it writable (mount -o remount,rw), or name another folder "
-            "with --set storage=FOLDER"
+            "with " + _FOLDER
         )
     if error.errno in _NO_PERMISSION:
         return StoreRefused(
-            f"{folder}: no permission to create files ({error.strerror}); check who owns the folder{_ANOTHER_FOLDER}"
+            f"{folder}: no permission to create files ({error.strerror}); check who owns the folder" + _ANOTHER_FOLDER
         )
     if error.errno in _LIMITS:
-        return StoreRefused(f"{folder}: {_LIMITS[error.errno]}{_ANOTHER_FOLDER}")
-    return StorageError(f"{folder}: {_disk_problem(error)} and run again")
+        return StoreRefused(f"{folder}: {_LIMITS[error.errno]}" + _ANOTHER_FOLDER)
+    return StorageError(f"{folder}: " + _disk_problem(error) + " and run again")

@@ -21,6 +21,7 @@ from baton.tasks.foundation.contracts.home_files import AuditReceipt, ProofRecei
 from baton.tasks.foundation.contracts.log_entry import MetricRow
 from baton.tasks.foundation.errors import InvalidInput
 from baton.tasks.foundation.log.appends import quarantine
+from baton.tasks.foundation.text import command
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
 from tests.support.terminal import COLOR_VARIABLES, shown_by
@@ -231,9 +232,10 @@ def test_any_text_keeps_its_words(rows: list[tuple[str, str]], columns: int | No
     assert narrow.getvalue().split() == wide.getvalue().split()
 
 
-@pytest.mark.parametrize("after", ["", "; with the weights", ", or another", " --accept data"])
+@pytest.mark.parametrize("after", ["", "; with the weights", ", or another"])
 def test_commands_of_a_message_can_be_pasted(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     monkeypatch.setattr(sys, "argv", ["baton"])
     with pytest.raises(InvalidInput) as refused, commands_to_paste("my run.yaml", ["train.seed=1"]):
-        raise InvalidInput(f"or: baton run FILE --set run=NEW{after}")
-    assert str(refused.value) == f"or: baton run 'my run.yaml' --set train.seed=1 --set run=NEW{after}"
+        raise InvalidInput("or: " + command("run", ("set", "run=NEW"), ("accept", "data")) + after)
+    pasted = "baton run 'my run.yaml' --set train.seed=1 --set run=NEW --accept data"
+    assert str(refused.value) == f"or: {pasted}{after}"

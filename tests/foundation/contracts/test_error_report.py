@@ -1,12 +1,14 @@
 """Errors as JSON for another process, perhaps of another version."""
 
 import inspect
+import json
 
 import pytest
 
 from baton.tasks.foundation import errors
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.errors import BatonError, BlowUp, InvalidInput, NonFinite, RunLogError
+from baton.tasks.foundation.text import command, message, option, with_place, worded
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BatonError)]
 
@@ -21,6 +23,34 @@ def test_every_error_arrives_as_its_own_class(kind: type[BatonError]) -> None:
     arrived = sent(ErrorReport.of(fault)).to_error()
     assert type(arrived) is kind
     assert (str(arrived), arrived.fields) == ("a\nhint: b", fault.fields)
+
+
+OPTIONS = message(
+    "a" + option("to", "b") + " c", hints=[command("run", ("set", "d=e f"), ("try-again", True), after="g"), "h"]
+)
+
+
+def test_options_of_a_message_arrive_as_values() -> None:
+    arrived = sent(ErrorReport.of(InvalidInput(OPTIONS)).model_copy(update={"traceback": None})).to_error()
+    assert str(arrived) == OPTIONS
+    assert worded(str(arrived), repr) == worded(OPTIONS, repr)
+    assert "Usage(verb='run', options=(('set', 'd=e f'), ('try-again', True)), after='g')" in worded(OPTIONS, repr)
+
+
+@pytest.mark.parametrize(
+    "parts", [None, 3, "a", [4], [{"verb": "run"}], ["a", {"verb": "run", "options": [], "place": "before"}]]
+)
+def test_options_that_are_not_known_are_text(parts: object) -> None:
+    values = json.loads(ErrorReport.of(InvalidInput(OPTIONS)).to_json())
+    data = json.dumps({**values, "parts": parts} if parts else {key: values[key] for key in values if key != "parts"})
+    arrived = ErrorReport.from_json(data.encode(), where="report", error=RunLogError).to_error()
+    assert worded(str(arrived), repr) == OPTIONS
+
+
+def test_place_in_a_headline_keeps_the_options_of_hints() -> None:
+    placed = with_place(OPTIONS, "in a stage")
+    assert placed.splitlines()[0] == "a--to b c (in a stage)"
+    assert worded(placed, repr).splitlines()[1:] == worded(OPTIONS, repr).splitlines()[1:]
 
 
 def test_unknown_class_becomes_its_nearest_known_base() -> None:
