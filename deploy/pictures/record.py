@@ -81,7 +81,7 @@ def record() -> list[Line]:
                 lines.append(printed(text))
                 commits += "  committed  " in text
                 if commits == KILLED_AFTER_COMMITS:
-                    process.send_signal(signal.SIGKILL)
+                    _kill_with_trainer(process.pid)
                     break
         if process.returncode != -signal.SIGKILL:
             raise RuntimeError(f"the first command ended with {process.returncode}")
@@ -112,6 +112,13 @@ def _running(folder: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _kill_with_trainer(command: int) -> None:
+    """Kill the command and the processes that it has started, as a lost machine does."""
+    children = Path(f"/proc/{command}/task/{command}/children").read_text().split()
+    for pid in (command, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
 
 
 def drawn(lines: list[Line]) -> str:

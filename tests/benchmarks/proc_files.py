@@ -7,6 +7,8 @@ import select
 import signal
 from pathlib import Path
 
+from tests.support.forked import descendants
+
 _UNNAMED = "native threads (TensorFlow's pools, BLAS)"
 _END_SECONDS = 10.0
 _NUMBER = re.compile(r"[-_ ]?\d+|\(.*\)")
@@ -73,16 +75,6 @@ def program(pid: int) -> str:
     if any("prefect" in word or "uvicorn" in word for word in words):
         return "of Prefect's server"
     return next((Path(word).name for word in words[1:] if word and not word.startswith("-")), "?")
-
-
-def descendants(pid: int) -> list[int]:
-    """Ids of all child processes, and of theirs."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in children.read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return found
 
 
 def peak_memory(pid: int) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import IO
 
-from tests.benchmarks.proc_files import ThreadProfile, descendants, kill, peak_memory
+from tests.benchmarks.proc_files import ThreadProfile, kill, peak_memory
+from tests.support.forked import descendants
 
 _ROW = re.compile(rb"step (\d+)/\d+\b")
 _COMMITTED = re.compile(rb"step (\d+)  committed\b")

@@ -15,8 +15,8 @@ import statistics
 import threading
 from collections.abc import Mapping, Sequence
 
-from tests.benchmarks.proc_files import descendants
 from tests.benchmarks.process import Arm, Trace
+from tests.support.forked import descendants
 
 # The first rows have the tracing behind them, and Baton's first commit beside them.
 _ROWS_BEFORE = 4

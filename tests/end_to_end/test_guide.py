@@ -69,7 +69,7 @@ class Terminal:
                 lines.append(self._shown(line))
                 self.printed.append(lines[-1])
                 if is_killed and KILLED_AT.search(line):
-                    process.kill()
+                    forked.kill_all(process)
                     break
         if program == "prefect":
             return [line for line in lines if line[:1] in BOX]

@@ -84,6 +84,26 @@ def test_sigterm_during_training_commits_and_exits_3(server: str, tmp_path: Path
     assert (state["type"], state["name"]) == ("COMPLETED", "Stopped"), out
 
 
+def test_killed_command_leaves_a_trainer_that_commits_and_a_killed_trainer_is_said(server: str, tmp_path: Path) -> None:
+    environment, runs = environment_with(tmp_path / "prefect", PREFECT_API_URL=server), tmp_path / "runs"
+    with running(environment, tmp_path) as process:
+        wait_until(lambda: trains_in_prefect(server, runs), process)
+        process.kill()
+        process.wait()
+        home = home_of(runs)
+        wait_until(lambda: attempts_of(home)[-1].ended is not None)
+        assert_nothing_is_lost(home, "sigterm")
+    with running(environment, tmp_path) as process:
+        wait_until(lambda: trains(home, len(attempts_of(home)) - 1) and attempts_of(home)[-1].ended is None, process)
+        wait_until(lambda: len(train_runs(server, runs)) == 2, process)
+        os.kill(attempts_of(home)[-1].pid, signal.SIGKILL)
+        out = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 1, out
+    assert "was killed from outside; check whether the machine ran out of memory" in out
+    states = [run["state"] for run in train_runs(server, runs)]
+    assert {state["type"] for state in states} == {"CRASHED"}
+
+
 @pytest.mark.nightly
 def test_cancelled_flow_run_stops_the_command_beside_it(server: str, tmp_path: Path) -> None:
     environment, runs = environment_with(tmp_path / "prefect", PREFECT_API_URL=server), tmp_path / "runs"

@@ -14,13 +14,14 @@ import itertools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -202,13 +203,32 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 @contextmanager
 def killed_at_end(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
-    """Kill a process at the end of the block, if it still runs, and wait for its end."""
+    """Kill a process at the end of the block, if it still runs, with what it started, and wait for its end."""
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        kill_all(process)
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of all child processes, and of theirs."""
+    found: list[int] = []
+    with suppress(OSError):  # it has ended
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def kill_all(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and all that it started, as the loss of the machine does; and wait for its end."""
+    family = descendants(process.pid)
+    if process.poll() is None:
+        process.kill()
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def run(
