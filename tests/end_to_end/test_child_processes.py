@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.watching import wait_until
 
 pytestmark = pytest.mark.slow
@@ -111,7 +113,9 @@ def test_stopped_process_leaves_whatever_waits(file: Path, tmp_path: Path, comma
         )
     try:
         wait_until(lambda: b"waiting" in output.read_bytes(), process)
-        os.killpg(process.pid, signal.SIGTERM)
+        for pid in (process.pid, *forked.descendants(process.pid)):  # as the end of a session does
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         code = process.wait(120)
     finally:
         if process.poll() is None:

@@ -93,15 +93,14 @@ def test_killed_command_leaves_a_trainer_that_commits_and_a_killed_trainer_is_sa
         home = home_of(runs)
         wait_until(lambda: attempts_of(home)[-1].ended is not None)
         assert_nothing_is_lost(home, "sigterm")
-    with running(environment, tmp_path) as process:
-        wait_until(lambda: trains(home, len(attempts_of(home)) - 1) and attempts_of(home)[-1].ended is None, process)
-        wait_until(lambda: len(train_runs(server, runs)) == 2, process)
-        os.kill(attempts_of(home)[-1].pid, signal.SIGKILL)
+    runs = tmp_path / "another" / "runs"
+    with running(environment, tmp_path / "another") as process:
+        wait_until(lambda: trains_in_prefect(server, runs), process)
+        os.kill(attempts_of(home_of(runs))[-1].pid, signal.SIGKILL)
         out = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1, out
     assert "was killed from outside; check whether the machine ran out of memory" in out
-    states = [run["state"] for run in train_runs(server, runs)]
-    assert {state["type"] for state in states} == {"CRASHED"}
+    assert [run["state"]["type"] for run in train_runs(server, runs)] == ["CRASHED"]
 
 
 @pytest.mark.nightly
