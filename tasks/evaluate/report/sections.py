@@ -113,6 +113,11 @@ class Table:
         """The columns whose headings are aligned to the right, as the cells of the first row are."""
         return {place for place, cell in enumerate(self.rows[0] if self.rows else ()) if cell.kind == "number"}
 
+    @property
+    def texts(self) -> list[Sequence[str]]:
+        """The headings and the rows as plain text, for a terminal and for Markdown."""
+        return [self.headings, *([cell.text for cell in row] for row in self.rows)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
