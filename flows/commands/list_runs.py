@@ -20,7 +20,7 @@ import typer
 
 from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from baton.flows.commands.output import Output, Painted, save_page, say, say_json, status, uri_of
-from baton.flows.facts import BriefFacts, ListedRun, RunPage, list_page
+from baton.flows.facts import BriefFacts, ListedRun, RunPage, best_words, list_page
 from baton.flows.opened_run import RunHome, holds_a_log, names_run_file, open_run, refuse_overrides, storage_of
 from baton.tasks.foundation.contracts.log_entry import UnfinishedFork
 from baton.tasks.foundation.contracts.run_file import load_run_file
@@ -182,12 +182,12 @@ def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
             return [start, Cell(marks=(Mark(word=_kind(run)),)), Cell(str(facts).partition("\n")[0], "wrap"),
                     *[Cell()] * (len(headings) - 3)]  # fmt: skip
         # A page is often sent to others, so it names no host.
-        best, cause = facts.best, with_host_words(run.cause, {} if run.last is None else {run.last.host: "its host"})
+        cause = with_host_words(run.cause, {} if run.last is None else {run.last.host: "its host"})
         return [
             start, Cell(marks=(Mark(word=run.state),)), Cell(cause, "wrap"),
             number(f"{facts.step:,}", facts.step), number("" if facts.target is None else f"{facts.target:,}"),
             *(number(number_words(facts.validation[name]) if name in facts.validation else "") for name in metrics),
-            Cell("" if best is None else f"{best.metric} {number_words(best.value)}, step {best.checkpoint.step}"),
+            Cell(best_words(facts.best)),
             Cell("" if facts.last_commit is None else time_words(facts.last_commit)),
             *(Cell(_text(facts.metadata.get(name, "")), "wrap") for name in tags),
         ]  # fmt: skip
@@ -232,8 +232,7 @@ def _row(run: ListedRun, out: Output) -> tuple[str, ...]:
     if not out.whole:
         words = metric_words({best.metric: best.value}) if best else ""
         return (run.name, state, step, committed, words, at_work)
-    words = f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}" if best else ""
-    tags = plain_words(facts.metadata)
+    words, tags = best_words(best), plain_words(facts.metadata)
     return (run.name, state, step, _few(facts.validation), words, str(facts.entries), committed, tags, at_work)
 
 
