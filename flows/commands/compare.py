@@ -148,7 +148,6 @@ def sparkline(curve: Sequence[tuple[int, float]], *, columns: int, last: int, va
 
 
 def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
-    from baton.tasks.evaluate.report.charts import Clock, line_of
     from baton.tasks.evaluate.report.page import comparison_page
     from baton.tasks.evaluate.report.sections import Section
 
@@ -169,10 +168,9 @@ def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
     text = comparison_page(
         title=" / ".join(run.name for run in runs),
         address=f"{len(runs)} runs",
-        runs=[run.name for run in runs],
+        runs={run.name: run.history for run in runs},
+        metrics=names,
         lead=[Section(heading="Runs", table=found.values_table)],
         sections=[differing],
-        curves={name: [line_of(run.history, name, run.name) for run in runs] for name in names},
-        clocks=[Clock.of(run.history) for run in runs],
     )
     save_page(page, text)

@@ -172,7 +172,6 @@ def _text(value: object) -> str:
 def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
     """All runs in one table, whose headings sort it, and the curves of the first ones."""
     from baton.flows.comparison import compared
-    from baton.tasks.evaluate.report.charts import Clock, line_of
     from baton.tasks.evaluate.report.page import comparison_page
     from baton.tasks.evaluate.report.sections import Cell, Mark, Section, Table, number, with_host_words
 
@@ -201,15 +200,13 @@ def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
     homes = [RunHome.at(root, "" if run.uri == root.uri else run.name) for run in runs if run.facts in readable]
     drawn = compared(homes[:_DRAWN])
     counts = Counter(name for run in drawn for name in run.history.metric_names)
-    names = [name for name in counts if counts[name] > 1 or len(drawn) == 1]
     text = comparison_page(
         title=f"{root.uri.rpartition('/')[2]}: {counted(len(runs), 'run')}",
         address="",
         storage=root.uri,
-        runs=[run.name for run in drawn],
+        runs={run.name: run.history for run in drawn},
+        metrics=[name for name in counts if counts[name] > 1 or len(drawn) == 1],
         lead=[Section(heading="Runs", table=Table(headings=headings, rows=[row(run) for run in runs]))],
-        curves={name: [line_of(run.history, name, run.name) for run in drawn] for name in names},
-        clocks=[Clock.of(run.history) for run in drawn],
     )
     save_page(page, text)
 
