@@ -4,7 +4,6 @@ A list is read page by page. Sorted or filtered, all runs are read. What `--wher
 metrics, the metadata of run files, which are the tags of runs, and `run`, `state`, `step`, `best`, `last_commit`.
 """
 
-import json
 import operator
 import re
 import shlex
@@ -31,7 +30,7 @@ from baton.tasks.foundation.log.log import RunLog
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.storage.local import LocalStorage
 from baton.tasks.foundation.storage.opening import open_storage
-from baton.tasks.foundation.telemetry.formatting import metric_words, number_words, plain_words
+from baton.tasks.foundation.telemetry.formatting import metric_words, number_words, plain_words, value_words
 from baton.tasks.foundation.text import counted, message, time_words
 
 Folder = Annotated[
@@ -162,11 +161,7 @@ def _holds(value: object, condition: re.Match[str]) -> bool:
             return _HOLDS[sign](value, float(text))
         except ValueError:
             return sign == "!="
-    return _HOLDS[sign](_text(value), text)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return _HOLDS[sign](value_words(value), text)
 
 
 def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
@@ -188,7 +183,7 @@ def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
             *(number(number_words(facts.validation[name]) if name in facts.validation else "") for name in metrics),
             Cell(best_words(facts.best)),
             Cell("" if facts.last_commit is None else time_words(facts.last_commit)),
-            *(Cell(_text(facts.metadata.get(name, "")), "wrap") for name in tags),
+            *(Cell(value_words(facts.metadata.get(name, "")), "wrap") for name in tags),
         ]  # fmt: skip
 
     readable = [run.facts for run in runs if isinstance(run.facts, BriefFacts)]

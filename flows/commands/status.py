@@ -1,6 +1,5 @@
 """`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from baton.tasks.foundation.telemetry.formatting import (
     plain_words,
     size_words,
     step_words,
+    value_words,
 )
 from baton.tasks.foundation.text import counted, time_words
 
@@ -117,7 +117,7 @@ def _results(facts: RunStatus, out: Output) -> Iterator[tuple[str, str]]:
     if totals.logged is not None:
         yield "logged", f"{plain_words(totals.logged.values)}  ({totals.logged.on}, step {totals.logged.step})"
     for name, value in totals.metadata.items():
-        yield "metadata", f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+        yield "metadata", f"{name}: {value_words(value)}"
     if totals.forked_from is not None:
         yield "forked", f"from step {totals.forked_from.step} of {totals.forked_from.home}"
 
