@@ -1,5 +1,7 @@
 """The sections of the report's page and their tables, as plain text; the template turns them into HTML.
 
+A table is shaped once: `Table.texts` is what a terminal prints of it, and what an artifact in Prefect has as Markdown.
+
 They are the start of the run and its changes, with what these did to run file and code; where the time went, attempts
 and workers; checkpoints and evaluations; the newest confusion matrix; the model and the code as the home has them;
 proofs and audits.
