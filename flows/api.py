@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from baton.flows.admit import require_lasting_storage
-from baton.flows.facts import RunFacts, RunStatus
+from baton.flows.facts import RunFacts, RunStatus, best_words
 from baton.flows.opened_run import (
     OpenedRun,
     RunHome,
@@ -212,10 +212,7 @@ class Run:
         from baton.tasks.evaluate.report.charts import curves_of
 
         facts, history = self._facts(), self._history()
-        best = facts.head.best
-        words = (
-            "" if best is None else f"; best {best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
-        )
+        words = "" if facts.head.best is None else f"; best {best_words(facts.head.best)}"
         return (
             f"<p><b>{escape(self.name)}</b>: {step_words(facts.step, facts.target, facts.epoch)}{escape(words)}<br>"
             f"<code>{escape(self.home)}</code></p>{_pictures(curves_of(history, (), None))}"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from baton.flows.facts import RunFacts, best_json
+from baton.flows.facts import RunFacts, best_json, best_words
 from baton.flows.opened_run import RunHome
-from baton.tasks.evaluate.report.sections import code_diffs
+from baton.tasks.evaluate.report.sections import Cell, Table, code_diffs, number
 from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode
 from baton.tasks.foundation.contracts.identity import IDENTITY, differences, leaves, readable
 from baton.tasks.foundation.contracts.log_entry import Environment, Head
@@ -22,6 +22,7 @@ from baton.tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES
 from baton.tasks.foundation.dataset.manifest import files_of
 from baton.tasks.foundation.log.history import History, commit_of, history_of
 from baton.tasks.foundation.model.code_changes import read_saved_code
+from baton.tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
 from baton.tasks.foundation.text import listed
 
 ABSENT: Final = "absent"
@@ -138,6 +139,38 @@ class Comparison:
         """All metrics of the curves, the loss first."""
         names = dict.fromkeys(name for run in self.runs for name in run.history.metric_names)
         return sorted(names, key=lambda name: name != "loss")
+
+    @property
+    def values_table(self) -> Table:
+        """What the runs have reached: a row for each value, a column for each run."""
+        runs = self.runs
+        rows = {
+            "step": [f"{run.step:,}" for run in runs],
+            "epoch": ["" if run.epoch is None else epoch_words(run.epoch).removeprefix("epoch ") for run in runs],
+        }
+        for label in ("training", "validation", "test"):
+            metrics = [getattr(run, label) for run in runs]
+            for name in dict.fromkeys(name for each in metrics for name in each):
+                rows[f"{label} {name}"] = [number_words(each[name]) if name in each else "" for each in metrics]
+        bests = [run.head.best for run in runs]
+        for metric in dict.fromkeys(best.metric for best in bests if best is not None):
+            words = (best_words(best) if best is not None and best.metric == metric else "" for best in bests)
+            rows[f"best {metric}"] = [each.removeprefix(f"{metric} ") for each in words]
+        rows["committed segments took"] = [duration_words(run.seconds) for run in runs]
+        speeds = [run.examples_per_second for run in runs]
+        rows["examples/s while training"] = ["" if speed is None else f"{speed:,.0f}" for speed in speeds]
+        return Table(
+            headings=("", *(run.name for run in runs)),
+            rows=[[Cell(label), *map(number, texts)] for label, texts in rows.items() if any(texts)],
+        )
+
+    @property
+    def changes_table(self) -> Table:
+        """What differs between the runs, in the words of a person."""
+        return Table(
+            headings=("what differs", *(run.name for run in self.runs)),
+            rows=[[Cell(key), *(Cell(value, "wrap code") for value in each)] for key, each in self.changed.items()],
+        )
 
     def json(self) -> dict[str, object]:
         """JSON values."""

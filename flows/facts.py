@@ -33,6 +33,7 @@ from baton.tasks.foundation.log.log import RunLog
 from baton.tasks.foundation.log.receipts import LastAudit, last_audit
 from baton.tasks.foundation.storage.interface import Storage, best_effort
 from baton.tasks.foundation.storage.transfers import parallel_map
+from baton.tasks.foundation.telemetry.formatting import number_words
 
 # Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
 _RUNS_TOGETHER = 32
@@ -303,6 +304,11 @@ def _at_work(record: AttemptRecord, facts: RunFacts, now: datetime) -> AtWork:
         steps_per_second=speed,
         seconds_left=left,
     )
+
+
+def best_words(best: Best | None) -> str:
+    """`accuracy 0.98 at step 200`; empty if there is none."""
+    return "" if best is None else f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
 
 
 def best_json(best: Best | None) -> dict[str, Any] | None:

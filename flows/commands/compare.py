@@ -13,9 +13,8 @@ from baton.flows.commands.output import Output, Painted, save_page, say_json, ur
 from baton.flows.comparison import CodeDiff, ComparedRun, Comparison, value_text
 from baton.flows.opened_run import open_run
 from baton.tasks.evaluate.report.sections import cut
-from baton.tasks.foundation.contracts.log_entry import Best
 from baton.tasks.foundation.errors import InvalidInput
-from baton.tasks.foundation.telemetry.formatting import Style, duration_words, number_words
+from baton.tasks.foundation.telemetry.formatting import Style, number_words
 from baton.tasks.foundation.text import counted
 
 _FEWEST, _MOST = 2, 8
@@ -51,7 +50,8 @@ def compare(
         say_json({**found.json(), "page": uri_of(html)})
         return
     out = Output.to(sys.stdout, verbose=verbose)
-    _print_runs(out, found.runs)
+    values = found.values_table
+    out.table(values.texts, right=values.numbers)
     _print_changes(out, found, verbose=verbose)
     _print_curves(out, found.runs, names)
     if html is not None:
@@ -59,38 +59,12 @@ def compare(
         out.line(f"page: {uri_of(html)}")
 
 
-def _print_runs(out: Output, runs: Sequence[ComparedRun]) -> None:
-    rows: list[list[str]] = [["", *(run.name for run in runs)]]
-    rows.append(["step", *(str(run.step) for run in runs)])
-    rows.append(["epoch", *("" if run.epoch is None else f"{run.epoch:.1f}" for run in runs)])
-    for label in ("training", "validation", "test"):
-        metrics = [getattr(run, label) for run in runs]
-        rows += [
-            [f"{label} {name}", *(number_words(each[name]) if name in each else "" for each in metrics)]
-            for name in dict.fromkeys(name for each in metrics for name in each)
-        ]
-    bests = [run.head.best for run in runs]
-    for metric in dict.fromkeys(best.metric for best in bests if best is not None):
-        rows.append([f"best {metric}", *(_best_words(best, metric) for best in bests)])
-    rows.append(["committed segments took", *(duration_words(run.seconds) for run in runs)])
-    speeds = [run.examples_per_second for run in runs]
-    rows.append(["examples/s while training", *("" if speed is None else f"{speed:,.0f}" for speed in speeds)])
-    out.table([row for row in rows if any(row[1:])], right=range(1, len(runs) + 1))
-
-
-def _best_words(best: Best | None, metric: str) -> str:
-    if best is None or best.metric != metric:
-        return ""
-    return f"{number_words(best.value)}, step {best.checkpoint.step}"
-
-
 def _print_changes(out: Output, found: Comparison, *, verbose: bool) -> None:
     names = [run.name for run in found.runs]
     out.line()
     if found.changed:
         room = _characters(out, [*found.changed], len(names))
-        rows = [[key, *(cut(value, room) for value in values)] for key, values in found.changed.items()]
-        out.table([["what differs", *names], *rows])
+        out.table([[key, *(cut(value, room) for value in values)] for key, *values in found.changes_table.texts])
     else:
         out.line("settings, data, code and environment are the same")
     for each in found.code:
@@ -174,40 +148,15 @@ def sparkline(curve: Sequence[tuple[int, float]], *, columns: int, last: int, va
 
 
 def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
-    from baton.tasks.evaluate.report.charts import Clock, line_of
     from baton.tasks.evaluate.report.page import comparison_page
-    from baton.tasks.evaluate.report.sections import Cell, Section, Table, number
+    from baton.tasks.evaluate.report.sections import Section
 
     runs = found.runs
-    metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
-    rows = [
-        [
-            Cell(run.name, strong=True),
-            number(f"{run.step:,}", run.step),
-            number("" if run.epoch is None else f"{run.epoch:.1f}", run.epoch),
-            *(number(number_words(run.validation[name]) if name in run.validation else "") for name in metrics),
-            Cell("" if best is None else f"{best.metric} {_best_words(best, best.metric)}"),
-            number(duration_words(run.seconds), run.seconds),
-            number(
-                "" if run.examples_per_second is None else f"{run.examples_per_second:,.0f}", run.examples_per_second
-            ),
-        ]
-        for run in runs
-        for best in [run.head.best]
-    ]
-    headings = ["run", "step", "epoch", *(f"validation {name}" for name in metrics), "best", "time", "examples/s"]
     recorded = [f"{key}: {' | '.join(map(value_text, values))}" for key, values in found.settings.items()]
     equal = [f"{key}: {value_text(value)}" for key, value in found.equal.items()]
     differing = Section(
         heading="What differs",
-        table=Table(
-            headings=("", *(run.name for run in runs)),
-            rows=[
-                [Cell(key), *(Cell(value, "wrap code") for value in values)] for key, values in found.changed.items()
-            ],
-        )
-        if found.changed
-        else None,
+        table=found.changes_table if found.changed else None,
         note="" if found.changed else "Nothing: data, code and environment are the same.",
         texts=(
             *((f"{each.file} of {each.run}, compared with {runs[0].name}", each.diff) for each in found.code),
@@ -219,10 +168,9 @@ def _write_page(page: Path, found: Comparison, names: Sequence[str]) -> None:
     text = comparison_page(
         title=" / ".join(run.name for run in runs),
         address=f"{len(runs)} runs",
-        runs=[run.name for run in runs],
-        lead=[Section(heading="Runs", table=Table(headings=headings, rows=rows))],
+        runs={run.name: run.history for run in runs},
+        metrics=names,
+        lead=[Section(heading="Runs", table=found.values_table)],
         sections=[differing],
-        curves={name: [line_of(run.history, name, run.name) for run in runs] for name in names},
-        clocks=[Clock.of(run.history) for run in runs],
     )
     save_page(page, text)

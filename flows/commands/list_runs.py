@@ -4,7 +4,6 @@ A list is read page by page. Sorted or filtered, all runs are read. What `--wher
 metrics, the metadata of run files, which are the tags of runs, and `run`, `state`, `step`, `best`, `last_commit`.
 """
 
-import json
 import operator
 import re
 import shlex
@@ -20,7 +19,7 @@ import typer
 
 from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from baton.flows.commands.output import Output, Painted, save_page, say, say_json, status, uri_of
-from baton.flows.facts import BriefFacts, ListedRun, RunPage, list_page
+from baton.flows.facts import BriefFacts, ListedRun, RunPage, best_words, list_page
 from baton.flows.opened_run import RunHome, holds_a_log, names_run_file, open_run, refuse_overrides, storage_of
 from baton.tasks.foundation.contracts.log_entry import UnfinishedFork
 from baton.tasks.foundation.contracts.run_file import load_run_file
@@ -31,7 +30,7 @@ from baton.tasks.foundation.log.log import RunLog
 from baton.tasks.foundation.storage.interface import Storage
 from baton.tasks.foundation.storage.local import LocalStorage
 from baton.tasks.foundation.storage.opening import open_storage
-from baton.tasks.foundation.telemetry.formatting import metric_words, number_words, plain_words
+from baton.tasks.foundation.telemetry.formatting import metric_words, number_words, plain_words, value_words
 from baton.tasks.foundation.text import counted, message, time_words
 
 Folder = Annotated[
@@ -162,17 +161,12 @@ def _holds(value: object, condition: re.Match[str]) -> bool:
             return _HOLDS[sign](value, float(text))
         except ValueError:
             return sign == "!="
-    return _HOLDS[sign](_text(value), text)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return _HOLDS[sign](value_words(value), text)
 
 
 def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
     """All runs in one table, whose headings sort it, and the curves of the first ones."""
     from baton.flows.comparison import compared
-    from baton.tasks.evaluate.report.charts import Clock, line_of
     from baton.tasks.evaluate.report.page import comparison_page
     from baton.tasks.evaluate.report.sections import Cell, Mark, Section, Table, number, with_host_words
 
@@ -182,14 +176,14 @@ def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
             return [start, Cell(marks=(Mark(word=_kind(run)),)), Cell(str(facts).partition("\n")[0], "wrap"),
                     *[Cell()] * (len(headings) - 3)]  # fmt: skip
         # A page is often sent to others, so it names no host.
-        best, cause = facts.best, with_host_words(run.cause, {} if run.last is None else {run.last.host: "its host"})
+        cause = with_host_words(run.cause, {} if run.last is None else {run.last.host: "its host"})
         return [
             start, Cell(marks=(Mark(word=run.state),)), Cell(cause, "wrap"),
             number(f"{facts.step:,}", facts.step), number("" if facts.target is None else f"{facts.target:,}"),
             *(number(number_words(facts.validation[name]) if name in facts.validation else "") for name in metrics),
-            Cell("" if best is None else f"{best.metric} {number_words(best.value)}, step {best.checkpoint.step}"),
+            Cell(best_words(facts.best)),
             Cell("" if facts.last_commit is None else time_words(facts.last_commit)),
-            *(Cell(_text(facts.metadata.get(name, "")), "wrap") for name in tags),
+            *(Cell(value_words(facts.metadata.get(name, "")), "wrap") for name in tags),
         ]  # fmt: skip
 
     readable = [run.facts for run in runs if isinstance(run.facts, BriefFacts)]
@@ -201,15 +195,13 @@ def _write_page(page: Path, root: Storage, runs: Sequence[ListedRun]) -> None:
     homes = [RunHome.at(root, "" if run.uri == root.uri else run.name) for run in runs if run.facts in readable]
     drawn = compared(homes[:_DRAWN])
     counts = Counter(name for run in drawn for name in run.history.metric_names)
-    names = [name for name in counts if counts[name] > 1 or len(drawn) == 1]
     text = comparison_page(
         title=f"{root.uri.rpartition('/')[2]}: {counted(len(runs), 'run')}",
         address="",
         storage=root.uri,
-        runs=[run.name for run in drawn],
+        runs={run.name: run.history for run in drawn},
+        metrics=[name for name in counts if counts[name] > 1 or len(drawn) == 1],
         lead=[Section(heading="Runs", table=Table(headings=headings, rows=[row(run) for run in runs]))],
-        curves={name: [line_of(run.history, name, run.name) for run in drawn] for name in names},
-        clocks=[Clock.of(run.history) for run in drawn],
     )
     save_page(page, text)
 
@@ -232,8 +224,7 @@ def _row(run: ListedRun, out: Output) -> tuple[str, ...]:
     if not out.whole:
         words = metric_words({best.metric: best.value}) if best else ""
         return (run.name, state, step, committed, words, at_work)
-    words = f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}" if best else ""
-    tags = plain_words(facts.metadata)
+    words, tags = best_words(best), plain_words(facts.metadata)
     return (run.name, state, step, _few(facts.validation), words, str(facts.entries), committed, tags, at_work)
 
 

@@ -68,9 +68,8 @@ def _failed_facts(record: AttemptRecord) -> dict[str, object]:
 
 
 def _failed_row(record: AttemptRecord, out: Output) -> tuple[str, ...]:
-    if record.ended == HUNG:
-        return ("", out.time(record.alive), status(HUNG), str(record.step), "", hung_words(record))
-    return ("", out.time(record.alive), status("failed"), str(record.step), "", end_words(record))
+    word, why = (HUNG, hung_words(record)) if record.ended == HUNG else ("failed", end_words(record))
+    return ("", out.time(record.alive), status(word), str(record.step), "", why)
 
 
 def _facts(entry: Entry) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
-import json
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated
 
@@ -12,22 +12,22 @@ from rich.console import Console
 from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from baton.flows.commands.output import Output, Painted, say_json
 from baton.flows.commands.output import status as status_word
-from baton.flows.facts import AtWork, RunStatus, hung_words
+from baton.flows.facts import AtWork, RunStatus, best_words, hung_words
 from baton.flows.opened_run import open_run
+from baton.tasks.evaluate.report.sections import goodput_words, worker_cells
 from baton.tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
-from baton.tasks.foundation.contracts.log_entry import Totals, WorkerStats
 from baton.tasks.foundation.errors import InvalidInput
-from baton.tasks.foundation.log.accounting import Account
 from baton.tasks.foundation.log.receipts import audit_words
 from baton.tasks.foundation.telemetry.formatting import (
+    BAD,
     duration_words,
     metric_words,
     number_words,
     plain_words,
     size_words,
     step_words,
-    style_of,
+    value_words,
 )
 from baton.tasks.foundation.text import counted, time_words
 
@@ -67,87 +67,63 @@ def _print(facts: RunStatus, out: Output) -> None:
         [
             *_progress(facts, out),
             *_results(facts, out),
-            *_checkpoints(facts, out),
-            *([] if other in {None, facts.target} else [("run file", f"its target is step {other}")]),
-            *([] if facts.audit is None else [("audited", audit_words(facts.audit))]),
+            *(("retained", _checkpoint_words(ref, out)) for ref in facts.head.retained),
+            *(("quarantined", Painted(_checkpoint_words(ref, out), BAD)) for ref in facts.head.quarantined),
+            ("run file", "" if other in {None, facts.target} else f"its target is step {other}"),
+            ("audited", "" if facts.audit is None else audit_words(facts.audit)),
             *_times(facts),
         ]
     )
 
 
-def _progress(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
-    head, tip, last_commit = facts.head, facts.head.tip, facts.totals.last_commit
-    return [
-        ("run", facts.run.name),
-        ("state", "" if facts.state == "unknown" else status_word(facts.state)),
-        ("cause", facts.cause),
-        ("home", facts.run.home.uri),
-        ("step", step_words(facts.step, facts.target, facts.epoch).removeprefix("step ")),
-        *(("at work", _at_work_words(process)) for process in facts.at_work),
-        ("devices", head.environment.devices if head.environment.hosts > 1 or head.environment.servers else ""),
-        ("segments", str(facts.totals.segments)),
-        ("log", f"entry {head.number}, base {head.base}"),
-        ("tip", out.path(f"{facts.run.home.uri}/{tip.path}") if tip else "no checkpoint to continue from"),
-        ("committed", out.time(last_commit) if last_commit else ""),
-        ("digest", out.id(tip.state_digest if tip else "")),
-        ("training", metric_words(facts.training)),
-        *_partial(facts.totals),
-        ("commits", _commit_words(facts)),
-    ]
+def _progress(facts: RunStatus, out: Output) -> Iterator[tuple[str, str]]:
+    head, tip, totals = facts.head, facts.head.tip, facts.totals
+    yield "run", facts.run.name
+    yield "state", "" if facts.state == "unknown" else status_word(facts.state)
+    yield "cause", facts.cause
+    yield "home", facts.run.home.uri
+    yield "step", step_words(facts.step, facts.target, facts.epoch).removeprefix("step ")
+    yield from (("at work", _at_work_words(process)) for process in facts.at_work)
+    yield "devices", head.environment.devices if head.environment.hosts > 1 or head.environment.servers else ""
+    yield "segments", str(totals.segments)
+    yield "log", f"entry {head.number}, base {head.base}"
+    yield "tip", out.path(f"{facts.run.home.uri}/{tip.path}") if tip else "no checkpoint to continue from"
+    yield "committed", out.time(totals.last_commit) if totals.last_commit else ""
+    yield "digest", out.id(tip.state_digest if tip else "")
+    yield "training", metric_words(facts.training)
+    if totals.partial is not None:  # of the steps after the newest row
+        since = "" if totals.row is None else f", since step {totals.row.step}"
+        yield "partial", f"{metric_words(totals.partial.metrics)}  (step {totals.partial.step}{since})"
+    yield "commits", _commit_words(facts)
 
 
-def _partial(totals: Totals) -> list[tuple[str, str]]:
-    """The metrics of the steps after the newest row, if the tip has such steps."""
-    partial = totals.partial
-    if partial is None:
-        return []
-    since = "" if totals.row is None else f", since step {totals.row.step}"
-    return [("partial", f"{metric_words(partial.metrics)}  (step {partial.step}{since})")]
-
-
-def _results(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
-    lines, head, totals, best = list[tuple[str, str]](), facts.head, facts.totals, facts.head.best
+def _results(facts: RunStatus, out: Output) -> Iterator[tuple[str, str]]:
+    head, totals, best = facts.head, facts.totals, facts.head.best
     for label, evaluation in (("validation", totals.evaluation), ("test", totals.test)):
         if evaluation is not None:
             words = f"{counted(evaluation.examples, 'example')}, step {evaluation.step}"
-            lines.append((label, f"{metric_words(evaluation.metrics)}  ({words})"))
+            yield label, f"{metric_words(evaluation.metrics)}  ({words})"
     if best is not None:
-        words = f"validation {best.metric} {number_words(best.value)}  ({best.mode}, step {best.checkpoint.step})"
-        lines.append(("best", f"{words}  {out.path(best.checkpoint.path)}"))
+        yield "best", f"validation {best_words(best)}  ({best.mode})  {out.path(best.checkpoint.path)}"
     if head.finished is not None:
-        lines.append(("finished", f"early, at step {head.finished.step}: {head.finished.reason}"))
-    lines += [
-        ("weights", f"{counted(source.variables, 'variable')} began as in {source.place}")
-        for source in totals.initialized_from
-    ]
-    lines += [("worker", _worker_words(worker)) for worker in facts.workers]
-    lines += [("slow", slow.words) for slow in facts.slow_hosts]
-    if head.skipped_batches:
-        lines.append(("skipped", f"{counted(head.skipped_batches, 'global batch', 'global batches')}, by rewinds"))
+        yield "finished", f"early, at step {head.finished.step}: {head.finished.reason}"
+    for source in totals.initialized_from:
+        yield "weights", f"{counted(source.variables, 'variable')} began as in {source.place}"
+    for worker in facts.workers:
+        yield "worker", "  ".join(f"{name} {cell.text}" for name, cell in worker_cells(worker).items() if cell.text)
+    yield from (("slow", slow.words) for slow in facts.slow_hosts)
+    skipped = f"{counted(head.skipped_batches, 'global batch', 'global batches')}, by rewinds"
+    yield "skipped", skipped if head.skipped_batches else ""
     if totals.logged is not None:
-        lines.append(
-            ("logged", f"{plain_words(totals.logged.values)}  ({totals.logged.on}, step {totals.logged.step})")
-        )
-    lines += [
-        ("metadata", f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
-        for name, value in totals.metadata.items()
-    ]
+        yield "logged", f"{plain_words(totals.logged.values)}  ({totals.logged.on}, step {totals.logged.step})"
+    for name, value in totals.metadata.items():
+        yield "metadata", f"{name}: {value_words(value)}"
     if totals.forked_from is not None:
-        lines.append(("forked", f"from step {totals.forked_from.step} of {totals.forked_from.home}"))
-    return lines
+        yield "forked", f"from step {totals.forked_from.step} of {totals.forked_from.home}"
 
 
-def _checkpoints(facts: RunStatus, out: Output) -> list[tuple[str, str]]:
-    head = facts.head
-    return [
-        *(("retained", _checkpoint_words(ref, "retained", out)) for ref in head.retained),
-        *(("quarantined", _checkpoint_words(ref, "quarantined", out)) for ref in head.quarantined),
-    ]
-
-
-def _checkpoint_words(ref: CheckpointRef, label: str, out: Output) -> str:
-    words = f"{out.path(ref.path)}  {size_words(ref.size)}"
-    return Painted(words, style_of(label)) if style_of(label) else words
+def _checkpoint_words(ref: CheckpointRef, out: Output) -> str:
+    return f"{out.path(ref.path)}  {size_words(ref.size)}"
 
 
 def _commit_words(facts: RunStatus) -> str:
@@ -172,51 +148,27 @@ def _at_work_words(process: AtWork) -> str:
     return f"{step}  {doing}{pace}  (process {record.pid} on {record.host}, as of {ago} ago)"
 
 
-def _worker_words(worker: WorkerStats) -> str:
-    speed = worker.examples / worker.train_seconds if worker.train_seconds > 0 else 0.0
-    words = [
-        f"host {worker.host}",
-        counted(worker.replicas, "replica"),
-        f"{speed:,.0f} examples/s",
-        f"{1000 * worker.step_seconds:.3g} ms a step",
-        f"input wait {worker.input_wait_share:.1%}",
-    ]
-    if worker.losses:
-        words.append(f"loss {', '.join(map(number_words, worker.losses))}")
-    return "  ".join(words)
-
-
-def _times(facts: RunStatus) -> list[tuple[str, str]]:
-    if facts.account is not None:
-        return _account_words(facts.account)
-    seconds = ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts.seconds.items())
-    return [("time", seconds), ("attempts", "not recorded: the time is that of committed segments alone")]
-
-
-def _account_words(account: Account) -> list[tuple[str, str]]:
-    def words(cause: str, amount: float) -> str:
-        return f"{cause} {duration_words(amount)} ({account.share(amount):.1%})"
-
-    count, total = len(account.attempts), duration_words(account.total_seconds)
+def _times(facts: RunStatus) -> Iterator[tuple[str, str]]:
+    account = facts.account
+    if account is None:
+        yield "time", ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts.seconds.items())
+        yield "attempts", "not recorded: the time is that of committed segments alone"
+        return
     alive = sum(attempt.alive for attempt in account.attempts)
     silent = sum(attempt.silent for attempt in account.attempts)
-    hung = [attempt for attempt in account.attempts if attempt.hung]
+    hung = [attempt.record for attempt in account.attempts if attempt.hung]
     states = ((alive, "at work"), (silent, "killed or crashed"), (len(hung), "hung"))
     standing = ", ".join(f"{number} {state}" for number, state in states if number)
+    attempts = counted(len(account.attempts), "attempt") + (f" ({standing})" if standing else "")
+    yield "time", f"{duration_words(account.total_seconds)} in {attempts}"
+    yield "goodput", f"{goodput_words(account)}  {duration_words(account.good_seconds)} of training that counts"
     bad = {cause: amount for cause, amount in account.bad_seconds.items() if amount > 0 or cause == UNATTRIBUTED}
-    attempts = counted(count, "attempt") + (f" ({standing})" if standing else "")
-    good = duration_words(account.good_seconds)
-    lines = [
-        ("time", f"{total} in {attempts}"),
-        ("goodput", f"{account.share(account.good_seconds):.1%}  {good} of training that counts"),
-        ("badput", "  ".join(words(cause, amount) for cause, amount in bad.items())),
-    ]
+    words = (f"{cause} {duration_words(amount)} ({account.share(amount):.1%})" for cause, amount in bad.items())
+    yield "badput", "  ".join(words)
     if hung:
-        newest = hung[-1].record
-        lines.append(("hung", f"{time_words(newest.alive)}  {hung_words(newest)}"))
+        yield "hung", f"{time_words(hung[-1].alive)}  {hung_words(hung[-1])}"
     if account.away_seconds:
-        lines.append(("away", f"{duration_words(account.away_seconds)} between attempts, no process at work"))
+        yield "away", f"{duration_words(account.away_seconds)} between attempts, no process at work"
     if account.unreadable:
         are = "is" if account.unreadable == 1 else "are"
-        lines.append(("left out", f"{counted(account.unreadable, 'file')} below attempts/ {are} no attempt's record"))
-    return lines
+        yield "left out", f"{counted(account.unreadable, 'file')} below attempts/ {are} no attempt's record"

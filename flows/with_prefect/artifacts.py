@@ -1,5 +1,7 @@
 """The artifacts that show a run in Prefect's UI, made from its log, and the sink that keeps them up to date.
 
+They are a progress bar and one page, which links to the run's report and has a table of the newest commits.
+
 A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes. After it, the
 state of the flow run is read: if it was cancelled, the process stops. A worker tells its processes, but may be gone.
 
@@ -14,13 +16,12 @@ training has ended.
 import base64
 import contextvars
 import hashlib
-import json
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,11 +35,10 @@ from uuid import UUID
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import OpenedRun
 from baton.flows.process import Terminated, is_clean_stop
-from baton.tasks.evaluate.report.charts import curves_of as curves_in_log
-from baton.tasks.evaluate.report.charts import pictures_of
+from baton.tasks.evaluate.report.charts import curves_of, pictures_of
 from baton.tasks.evaluate.report.page import PAGE
-from baton.tasks.evaluate.report.sections import checkpoint_cells
-from baton.tasks.foundation.contracts.log_entry import Entry, Evaluation, Head
+from baton.tasks.evaluate.report.sections import Cell, Table, checkpoint_cells, number
+from baton.tasks.foundation.contracts.log_entry import Head
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.log.attempts import is_alive
 from baton.tasks.foundation.log.history import commit_of, history_of, newest_commits
@@ -58,17 +58,22 @@ MOST_ROWS: Final = 100
 # Limit of one request, and of the last update when the run ends.
 _REQUEST_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 30.0  # without a request, after a failure
-# The shortest time between two updates. Artifacts are written in this order, the last two when the training has ended.
+# The shortest time between two updates. Artifacts are written in this order.
 _INTERVAL_SECONDS: Final = 15.0
-_PARTS: Final = ("progress", "commits", "report", "curves")
+_PARTS: Final = ("progress", "report")
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
 _MAX_PICTURES = 6
 COMMIT_EVENT: Final = "baton.commit"
 
 
-def commit_rows(log: RunLog, head: Head, most: int = MOST_ROWS) -> list[dict[str, object]]:
-    """The newest commits that lead to the tip, newest first, in the words of the report's table.
+_COLUMNS: Final = (
+    *("step", "training metrics", "validation metrics", "ended by", "size", "took", "committed, UTC", "folder"),
+)
+
+
+def commit_table(log: RunLog, head: Head, most: int = MOST_ROWS) -> Table:
+    """The newest commits that lead to the tip, newest first, in the cells of the report's table.
 
     The log remembers the entries that it has read, so an update reads the new ones only, however long the log is.
 
@@ -78,21 +83,16 @@ def commit_rows(log: RunLog, head: Head, most: int = MOST_ROWS) -> list[dict[str
     Raises:
         BatonError: an entry cannot be read.
     """
-    return [_row(entry, evaluation) for entry, evaluation in islice(newest_commits(log, head), most)]
-
-
-def _row(entry: Entry, evaluation: Evaluation | None) -> dict[str, object]:
-    commit, cells = commit_of(entry), checkpoint_cells(entry)
-    return {
-        "step": commit.checkpoint.step,
-        "training": cells["training metrics"].text,
-        "validation": "" if evaluation is None else metric_words(evaluation.metrics, between=", "),
-        "ended by": cells["ended by"].text,
-        "size": cells["size"].text,
-        "took": duration_words(sum(commit.seconds.values())) if commit.seconds else "",
-        "committed, UTC": cells["committed, UTC"].text,
-        "checkpoint": cells["folder"].text,
-    }
+    rows = [
+        {
+            **checkpoint_cells(entry),
+            "validation metrics": Cell("" if found is None else metric_words(found.metrics, between=", ")),
+            "took": number(duration_words(sum(seconds.values())) if seconds else ""),
+        }
+        for entry, found in islice(newest_commits(log, head), most)
+        for seconds in [commit_of(entry).seconds]
+    ]
+    return Table(headings=_COLUMNS, rows=[[row[name] for name in _COLUMNS] for row in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +102,12 @@ class Artifact:
     Attributes:
         key: lower-case letters, digits and dashes; the same key updates the same artifact.
         kind: how the UI shows `data`.
-        data: as Prefect stores it: a percentage, rows as JSON, or Markdown.
+        data: as Prefect stores it: a percentage, or Markdown.
         description: one line.
     """
 
     key: str
-    kind: Literal["progress", "table", "markdown"]
+    kind: Literal["progress", "markdown"]
     data: Any
     description: str
 
@@ -151,55 +151,42 @@ def progress_of(
     return Artifact(key=key_of(home, "progress"), kind="progress", data=percent, description=", ".join(words))
 
 
-def commits_of(home: str, rows: Sequence[Mapping[str, object]]) -> Artifact:
-    """Make a table of the newest commits up to the tip, newest first."""
-    shown = ("the newest " if len(rows) == MOST_ROWS else "") + counted(len(rows), "commit")
-    # JSON text, as in Prefect's own `create_table_artifact`.
-    described = f"{shown} of {_run_of(home)}"
-    return Artifact(key=key_of(home, "commits"), kind="table", data=json.dumps(rows), description=described)
+def pictures_in(log: RunLog) -> Iterator[str]:
+    """Draw the report's curves as Markdown, from the whole log; none before the first training step.
 
-
-def curves_of(home: str, entries: Sequence[Entry]) -> Artifact | None:
-    """Draw the report's curves; None before the first training step.
-
-    The artifact is Markdown, because Prefect prints the address of an image artifact below the image, and an embedded
-    image is all address. Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
-
-    Args:
-        home: address of the run's home.
-        entries: its log, oldest first.
+    Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
     """
-    history = history_of(entries)
-    pictures = [
-        f"![{_alt(caption)}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
-        for caption, svg in islice(pictures_of(curves_in_log(history, entries, None)), _MAX_PICTURES)
-    ]
-    if not pictures:
-        return None
-    step = history.head.tip.step if history.head is not None and history.head.tip is not None else 0
-    return Artifact(
-        key=key_of(home, "curves"), kind="markdown", data="\n\n".join(pictures), description=f"curves up to step {step}"
-    )
+    entries = tuple(log.entries(blocks="written"))
+    for caption, svg in islice(pictures_of(curves_of(history_of(entries), entries, None)), _MAX_PICTURES):
+        yield f"![{_escaped(caption)}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
-def report_of(home: str, *, standing: str = "") -> Artifact:
-    """Say where the run's report is: a link on Cloud Storage; on a local disk a path, to which no web page can link.
+def report_of(home: str, commits: Table, *, is_written: bool, standing: str, pictures: Iterable[str] = ()) -> Artifact:
+    """Make the page: why the run has ended, where its report is, its curves, and a table of its commits.
+
+    The report is a link on Cloud Storage; on a local disk a path, to which no web page can link.
 
     Args:
         home: address of the run's home, gs://… or a path.
-        standing: the state and its cause, if the run has ended before its target.
+        commits: see `commit_table`.
+        is_written: whether the home has a report.
+        standing: the state and its cause, if the run has ended before its target; empty if not.
+        pictures: the curves, as Markdown.
     """
-    run, address = _run_of(home), f"{home}/{PAGE}"
+    run, address, count = _run_of(home), f"{home}/{PAGE}", len(commits.rows)
+    place = f"The report of {run} is a file on the disk that the run is kept on:"
     if address.startswith("gs://"):
-        link = f"{_CONSOLE}{quote(address.removeprefix('gs://'))}"
-        text = f"[report of {run}]({link})\n\n`{address}`"
-    else:
-        text = f"The report of {run} is a file on the disk that the run is kept on:\n\n`{address}`"
-    if standing:
-        text = f"**{_escaped(standing)}**\n\n{text}"
-    return Artifact(
-        key=key_of(home, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
-    )
+        place = f"[report of {run}]({_CONSOLE}{quote(address.removeprefix('gs://'))})"
+    parts = [f"**{_escaped(standing)}**" if standing else "", f"{place}\n\n`{address}`" if is_written else ""]
+    shown = ("the newest " if count == MOST_ROWS else "") + counted(count, "commit")
+    text = "\n\n".join(filter(None, [*parts, *pictures, _markdown(commits)]))
+    return Artifact(key=key_of(home, "report"), kind="markdown", data=text, description=f"{shown} of {run}")
+
+
+def _markdown(table: Table) -> str:
+    headings, *rows = ([_escaped(text) for text in row] for row in table.texts)
+    aligned = ["---:" if place in table.numbers else "---" for place in range(len(headings))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, aligned, *rows))
 
 
 def _escaped(text: str) -> str:
@@ -297,11 +284,6 @@ class PrefectArtifacts:
         return found[0].id if found else None
 
 
-def _alt(caption: str) -> str:
-    """Remove brackets, which would end the image's alternative text: metrics may have any name."""
-    return re.sub(r"[\[\]\\\n]", " ", caption)
-
-
 class FlowRunCancelled(Terminated):
     """The flow run was cancelled, so this process has stopped itself as by SIGTERM."""
 
@@ -395,11 +377,11 @@ class ArtifactPublisher:
         """Mark the artifacts that an event changes; the thread writes them. Never raises."""
         match event:
             case Training():  # the first one shows the state of a continued run
-                parts: tuple[str, ...] = ("progress",) if self._training else ("progress", "commits")
+                parts: tuple[str, ...] = ("progress",) if self._training else _PARTS
             case Committed():
-                parts = ("progress", "commits")
+                parts = _PARTS
             case Evaluated():
-                parts = ("commits",)
+                parts = ("report",)
             case _:
                 return
         with self._changed:
@@ -425,7 +407,7 @@ class ArtifactPublisher:
         """Write the last state, if the server accepts it within the limit. Later events are dropped."""
         with self._changed:
             self._closing = True
-            self._mark(*(name for name in _PARTS if name != "curves" or self._draws_curves))
+            self._mark(*_PARTS)
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(self._request_seconds)
@@ -444,7 +426,7 @@ class ArtifactPublisher:
                 self._not_before = self._clock() + _INTERVAL_SECONDS
             try:
                 if due and not self._is_ours():
-                    due = [name for name in due if name == "commits" and self._commit is not None]
+                    due = [name for name in due if name == "report" and self._commit is not None]
                 while due:
                     self._update(due[0])
                     due.pop(0)
@@ -476,7 +458,7 @@ class ArtifactPublisher:
         artifact = self._artifact(name)
         if artifact is not None and self._store is not None:
             self._store.put(artifact)
-        if name == "commits" and self._store is not None:
+        if name == "report" and self._store is not None:
             with self._changed:
                 step, self._commit = self._commit, None
             if step is not None:
@@ -495,15 +477,12 @@ class ArtifactPublisher:
         """The artifact in its current state; None if there is nothing to show yet."""
         if name == "progress":
             return self._progress()
-        if name == "report" and not self._log.home.exists(PAGE):
+        home, head = self._log.home, self._log.head()
+        if head is None:
             return None
-        head = self._log.head()
-        if head is None or name == "curves":
-            return None if head is None else curves_of(self._log.home.uri, tuple(self._log.entries(blocks="written")))
-        if name == "report":
-            return report_of(self._log.home.uri, standing=self._standing())
-        rows = commit_rows(self._log, head)
-        return commits_of(self._log.home.uri, rows) if rows else None
+        pictures = pictures_in(self._log) if self._closing and self._draws_curves else ()
+        commits, is_written = commit_table(self._log, head), home.exists(PAGE)
+        return report_of(home.uri, commits, is_written=is_written, standing=self._standing(), pictures=pictures)
 
     def _progress(self) -> Artifact | None:
         """The step in training; or the committed one, before the training and after it."""

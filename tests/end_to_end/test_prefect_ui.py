@@ -186,17 +186,20 @@ def related_flows(event: dict[str, Any]) -> list[str]:
 
 def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     kinds = {part: artifact["type"] for part, artifact in recorded.artifacts.items()}
-    assert kinds == {"progress": "progress", "commits": "table", "curves": "markdown", "report": "markdown"}
+    assert kinds == {"progress": "progress", "report": "markdown"}
     assert recorded.artifacts["progress"]["data"] == 100
     assert recorded.artifacts["progress"]["description"].startswith("step 60 of 60, epoch ")
-    rows = json.loads(recorded.artifacts["commits"]["data"])
+    report = recorded.artifacts["report"]["data"]
+    lines = [line for line in report.splitlines() if line.startswith("| ")]
+    headings, _, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    rows = [dict(zip(headings, row, strict=True)) for row in cells]
     # Includes the commits of the first flow run.
-    assert [(row["step"], row["ended by"].replace(" ", "_")) for row in reversed(rows)] == commits_of(recorded.home)
-    assert [bool(row["validation"]) for row in rows] == [True, True, False]
-    pictures = re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", recorded.artifacts["curves"]["data"])
+    commits = [(int(row["step"]), row["ended by"].replace(" ", "_")) for row in reversed(rows)]
+    assert commits == commits_of(recorded.home)
+    assert [bool(row["validation metrics"]) for row in rows] == [True, True, False]
+    pictures = re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", report)
     assert [name.partition(",")[0] for name, _ in pictures] == CHARTS
     assert all(base64.b64decode(data).startswith(b'<svg xmlns="http://www.w3.org/2000/svg"') for _, data in pictures)
-    report = recorded.artifacts["report"]["data"]
     assert f"`{recorded.home}/report/index.html`" in report
 
 
@@ -225,9 +228,10 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
     assert report.count("<svg") == len(captions)
     root = recorded.url.removesuffix("/api")
     for ui in (root, f"{root}/v2"):  # both clean the Markdown that they show
-        curves = page(f"{ui}/artifacts/artifact/{recorded.artifacts['curves']['id']}")
-        assert recorded.artifacts["curves"]["key"] in curves
-        assert curves.count('src="data:picture"') == len(CHARTS)
+        shown = page(f"{ui}/artifacts/artifact/{recorded.artifacts['report']['id']}")
+        assert recorded.artifacts["report"]["key"] in shown
+        assert shown.count('src="data:picture"') == len(CHARTS)
+        assert "segment end" in shown
 
 
 def recorded_tasks(url: str) -> set[str]:

@@ -8,7 +8,7 @@ looked into: the same points with the same classes, on scales that follow what t
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final, Literal, Self
@@ -222,6 +222,12 @@ def _metrics(history: History, before: Sequence[MetricRow]) -> Iterator[Chart]:
     for name in dict.fromkeys([*history.metric_names, *partial]):
         earlier = [(row.step, row.metrics[name]) for row in before if name in row.metrics]
         yield metric_chart(name, [replace(line_of(history, name), before=earlier)])
+
+
+def compared_curves(runs: Mapping[str, History], metrics: Sequence[str]) -> Curves:
+    """The curves of metrics, those of all runs over each other."""
+    charts = [metric_chart(name, [line_of(each, name, run) for run, each in runs.items()]) for name in metrics]
+    return Curves(charts=tuple(chart for chart in charts if chart.curves), clocks=tuple(map(Clock.of, runs.values())))
 
 
 def line_of(history: History, metric: str, run: str = "") -> Line:

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton.tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Clock, Curves, Line, curves_of, metric_chart, svg_of
+from baton.tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Curves, compared_curves, curves_of, svg_of
 from baton.tasks.evaluate.report.sections import (
     Cell,
     Section,
@@ -340,11 +340,10 @@ def comparison_page(
     title: str,
     address: str,
     storage: str = "",
-    runs: Sequence[str],
+    runs: Mapping[str, History],
+    metrics: Sequence[str],
     lead: Sequence[Section],
     sections: Sequence[Section] = (),
-    curves: Mapping[str, Sequence[Line]],
-    clocks: Sequence[Clock],
 ) -> str:
     """The page as HTML.
 
@@ -352,18 +351,17 @@ def comparison_page(
         title: of the page.
         address: below the title.
         storage: address of the folder that holds the runs, which the page does not name.
-        runs: the names of those with curves.
+        runs: by name, those with curves.
+        metrics: those whose curves are drawn.
         lead: what is said of the runs, above the charts.
         sections: where they differ.
-        curves: by metric, the curves of each run, in the order of the runs.
     """
-    charts = [metric_chart(name, lines) for name, lines in curves.items()]
     return html_page(
         title=title,
         address=address,
         introduction=["Lines are the training, dots joined by dashes the validation set."],
         tiles=[],
-        curves=Curves(charts=tuple(chart for chart in charts if chart.curves), clocks=tuple(clocks)),
+        curves=compared_curves(runs, metrics),
         keys=[Key(f"run{place}", run) for place, run in enumerate(runs)],
         sections=sections,
         lead=lead,

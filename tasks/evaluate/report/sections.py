@@ -1,5 +1,7 @@
 """The sections of the report's page and their tables, as plain text; the template turns them into HTML.
 
+A table is shaped once: `Table.texts` is what a terminal prints of it, and what an artifact in Prefect has as Markdown.
+
 They are the start of the run and its changes, with what these did to run file and code; where the time went, attempts
 and workers; checkpoints and evaluations; the newest confusion matrix; the model and the code as the home has them;
 proofs and audits.
@@ -112,6 +114,11 @@ class Table:
     def numbers(self) -> set[int]:
         """The columns whose headings are aligned to the right, as the cells of the first row are."""
         return {place for place, cell in enumerate(self.rows[0] if self.rows else ()) if cell.kind == "number"}
+
+    @property
+    def texts(self) -> list[Sequence[str]]:
+        """The headings and the rows as plain text, for a terminal and for Markdown."""
+        return [self.headings, *([cell.text for cell in row] for row in self.rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,20 +569,23 @@ def workers_section(workers: Sequence[WorkerStats], slow: Sequence[SlowHost]) ->
     """Statistics of each host, and which are slow; no section if the log has none."""
     if not workers:
         return
-    rows = [
-        [
-            number(str(worker.host)),
-            number(str(worker.replicas)),
-            number(f"{worker.examples:,}"),
-            number(f"{1000 * worker.step_seconds:.3g} ms"),
-            number(f"{worker.input_wait_share:.1%}"),
-            number(", ".join(map(number_words, worker.losses))),
-        ]
-        for worker in workers
-    ]
-    headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas")
-    note = "; ".join(each.words for each in slow)
-    yield Section(heading="Workers", table=Table(headings=headings, rows=rows), note=note)
+    rows = [worker_cells(worker) for worker in workers]
+    table = Table(headings=tuple(rows[0]), rows=[[*row.values()] for row in rows])
+    yield Section(heading="Workers", table=table, note="; ".join(each.words for each in slow))
+
+
+def worker_cells(worker: WorkerStats) -> dict[str, Cell]:
+    """What is said of a host, by column."""
+    speed = worker.examples / worker.train_seconds if worker.train_seconds > 0 else 0.0
+    return {
+        "host": number(str(worker.host)),
+        "replicas": number(str(worker.replicas)),
+        "examples": number(f"{worker.examples:,}"),
+        "examples/s": number(f"{speed:,.0f}"),
+        "time of a step": number(f"{1000 * worker.step_seconds:.3g} ms"),
+        "input wait": number(f"{worker.input_wait_share:.1%}"),
+        "loss of its replicas": number(", ".join(map(number_words, worker.losses))),
+    }
 
 
 def _causes(account: Account) -> Table:

@@ -43,12 +43,13 @@ def _metric_of(name: str) -> tuple[str, bool]:
 
 
 def plain_words(values: Mapping[str, object], *, between: str = "  ") -> str:
-    """`f1 0.93  ok true  note text`: numbers as those of metrics, texts as they are."""
-    words = (
-        number_words(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-        for value in values.values()
-    )
-    return between.join(f"{name} {word}" for name, word in zip(values, words, strict=True))
+    """`f1 0.93  ok true  note text`, see `value_words`."""
+    return between.join(f"{name} {value_words(value)}" for name, value in values.items())
+
+
+def value_words(value: object) -> str:
+    """A number as those of metrics, a text as it is, anything else as JSON."""
+    return number_words(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def number_words(value: float) -> str:

@@ -1,6 +1,5 @@
 """The artifacts show what the log has, training never waits for them, and the table of commits follows rewinds."""
 
-import json
 import re
 import signal
 import threading
@@ -21,10 +20,11 @@ from baton.flows.with_prefect.artifacts import (
     Artifact,
     ArtifactPublisher,
     FlowRunCancelled,
-    commit_rows,
+    commit_table,
     key_of,
     report_of,
 )
+from baton.tasks.evaluate.report.sections import Table
 from baton.tasks.foundation.contracts.log_entry import Evaluation
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BlowUp
@@ -75,6 +75,12 @@ class FakeArtifactStore:
 
     def parts(self) -> list[str]:
         return [artifact.key.rpartition("-")[2] for artifact in self.written]
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table of the newest page."""
+        lines = [line for line in self.newest("report").data.splitlines() if line.startswith("| ")]
+        headings, _, *rows = ([cell.strip().replace("\\", "") for cell in line.split("|")[1:-1]] for line in lines)
+        return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
 @pytest.fixture
@@ -135,26 +141,26 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
         sink.emit(committed(200))
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
         sink.draw_curves()
-    assert set(store.parts()) == {"progress", "commits", "report", "curves"}
+    assert set(store.parts()) == {"progress", "report"}
     assert store.commits == [200]
-    rows = json.loads(store.newest("commits").data)
-    assert [row["step"] for row in rows] == [200, 100, 0]
-    assert rows[0] | {"committed, UTC": "", "checkpoint": ""} == {
-        "step": 200,
-        "training": "loss 0.5, accuracy 0.5",
-        "validation": "accuracy 0.75",
+    rows = store.rows()
+    assert [row["step"] for row in rows] == ["200", "100", "0"]
+    assert rows[0] | {"committed, UTC": "", "folder": ""} == {
+        "step": "200",
+        "training metrics": "loss 0.5, accuracy 0.5",
+        "validation metrics": "accuracy 0.75",
         "ended by": "segment end",
         "size": "2.4 kB",
         "took": "2.5 s",
         "committed, UTC": "",
-        "checkpoint": "",
+        "folder": "",
     }
-    assert rows[1]["validation"] == ""
+    assert rows[1]["validation metrics"] == ""
     assert rows[2]["ended by"] == "initialized"
     progress = store.newest("progress")
     assert (progress.kind, progress.data) == ("progress", 50.0)
     assert progress.description == "step 200 of 400"
-    assert store.newest("curves").data.count("](data:image/svg+xml;base64,PHN2Zy") == 3
+    assert store.newest("report").data.count("](data:image/svg+xml;base64,PHN2Zy") == 3
     assert f"`{run.address}/report/index.html`" in store.newest("report").data
 
 
@@ -165,7 +171,7 @@ def test_the_table_drops_a_quarantined_tip(run: FakeRun) -> None:
         assert store.requests.acquire(timeout=A_LONG_TIME)
         quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
         sink.emit(committed(100))
-    assert [row["step"] for row in json.loads(store.newest("commits").data)] == [100, 0]
+    assert [row["step"] for row in store.rows()] == ["100", "0"]
     assert store.newest("progress").data == 25.0
 
 
@@ -173,7 +179,7 @@ def test_progress_updates_are_throttled_and_the_last_is_written(run: FakeRun) ->
     store, clock = FakeArtifactStore(), FakeClock(0.0)
     with publisher(run, store, clock=clock) as sink:
         sink.emit(training(200))
-        for _ in ("progress", "commits"):  # the first update
+        for _ in ("progress", "report"):  # the first update
             assert store.requests.acquire(timeout=A_LONG_TIME)
         for step in range(201, 300):
             sink.emit(training(step))
@@ -189,7 +195,7 @@ def test_the_progress_bar_follows_training_events(run: FakeRun) -> None:
     store, clock = FakeArtifactStore(), FakeClock(0.0)
     with publisher(run, store, clock=clock) as sink:
         sink.emit(training(200))
-        for _ in ("progress", "commits"):
+        for _ in ("progress", "report"):
             assert store.requests.acquire(timeout=A_LONG_TIME)
         clock.seconds = 15.0
         sink.emit(training(250))
@@ -224,7 +230,7 @@ def test_a_server_outage_is_reported_once_and_recovered_from(run: FakeRun) -> No
         store.fault = None
     warnings = [event.text for event in notes.events if isinstance(event, Note) and event.warning]
     assert warnings == ["the run's artifacts in Prefect are outdated (ConnectionError: refused); training continues"]
-    assert [row["step"] for row in json.loads(store.newest("commits").data)] == [200, 100, 0]
+    assert [row["step"] for row in store.rows()] == ["200", "100", "0"]
 
 
 def test_a_cancelled_flow_run_stops_its_process(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +274,7 @@ def test_the_loser_of_a_race_writes_no_artifact(run: FakeRun, loser: str) -> Non
     with publisher(run, store) as sink:
         if loser == "committed before":
             sink.emit(committed(300, run.train(300).tip.path))
-            for _ in ("progress", "commits"):
+            for _ in ("progress", "report"):
                 assert store.requests.acquire(timeout=A_LONG_TIME)
         for name in ("winner", "loser"):
             run.attempt(name, **alive)
@@ -295,14 +301,14 @@ def test_a_failed_run_says_why_first(run: FakeRun) -> None:
 
 def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made from the whole log, which may be long."""
-    monkeypatch.setattr(artifacts, "curves_of", lambda *_: pytest.fail("drawn while the run trains"))
+    monkeypatch.setattr(artifacts, "pictures_in", lambda *_: pytest.fail("drawn while the run trains"))
     store = FakeArtifactStore()
     with publisher(run, store) as sink:
         for step in range(10):
             sink.emit(training(step))
             sink.emit(committed(200))
             sink.emit(Evaluated(step=200, metrics={}, examples=1))
-    assert set(store.parts()) == {"progress", "commits"}
+    assert set(store.parts()) == {"progress", "report"}
 
 
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
@@ -326,19 +332,21 @@ def test_keys_are_valid_and_unique_per_home(name: str) -> None:
     from prefect.client.schemas.actions import ArtifactCreate
 
     homes = [f"gs://bucket/{name}", f"gs://bucket/{name}.", f"gs://other/{name}", f"/runs/{name}"]
-    keys = [key_of(home, "commits") for home in homes]
-    assert [ArtifactCreate(key=key, type="table").key for key in keys] == keys
+    keys = [key_of(home, "report") for home in homes]
+    assert [ArtifactCreate(key=key, type="markdown").key for key in keys] == keys
     assert len(set(keys)) == len(homes)
 
 
 def test_a_key_has_the_name_of_the_run() -> None:
-    assert re.fullmatch("digits-cnn-[0-9a-f]{6}-curves", key_of("/runs/digits-cnn", "curves"))
+    assert re.fullmatch("digits-cnn-[0-9a-f]{6}-report", key_of("/runs/digits-cnn", "report"))
 
 
 def test_the_report_is_a_link_only_for_cloud_storage() -> None:
-    there = report_of("gs://bucket/a prefix/r")
-    assert "(https://storage.cloud.google.com/bucket/a%20prefix/r/report/index.html)" in there.data
-    assert "](" not in report_of("/data/r").data
+    def page(home: str) -> str:
+        return str(report_of(home, Table(headings=("step",), rows=()), is_written=True, standing="").data)
+
+    assert "(https://storage.cloud.google.com/bucket/a%20prefix/r/report/index.html)" in page("gs://bucket/a prefix/r")
+    assert "](" not in page("/data/r")
 
 
 SMALL = 4
@@ -391,7 +399,7 @@ def expected(log: RunLog) -> list[tuple[object, object]]:
     rows: list[tuple[object, object]] = []
     for entry in history.commits[-SMALL:][::-1]:
         ref = commit_of(entry).checkpoint
-        rows.append((ref.step, metric_words(evaluated[ref.path].metrics) if ref.path in evaluated else ""))
+        rows.append((str(ref.step), metric_words(evaluated[ref.path].metrics) if ref.path in evaluated else ""))
     return rows
 
 
@@ -402,8 +410,7 @@ def test_rows_are_the_newest_of_the_history(turns: list[list[str]]) -> None:
     for turn in turns:
         for action in turn:
             ACTIONS[action](log)
-        rows = commit_rows(log, head_of(log), most=SMALL)
-        assert [(row["step"], row["validation"]) for row in rows] == expected(log)
+        assert [(row[0], row[2]) for row in commit_table(log, head_of(log), most=SMALL).texts[1:]] == expected(log)
 
 
 @pytest.mark.parametrize("commits", [10, 150])
@@ -413,12 +420,12 @@ def test_update_reads_only_new_entries(commits: int) -> None:
         train(log)
     store = Counting(log.home)
     reader = RunLog(store)
-    commit_rows(reader, head_of(log))
+    commit_table(reader, head_of(log))
     # The newest entries, and the files that they refer to.
     assert min(commits + 1, 100) <= store.calls["read"] <= min(commits + 1, 100) + 2
     evaluate(log)
     train(log)
     head = head_of(log)
     store.calls.clear()
-    assert len(commit_rows(reader, head)) == min(commits + 2, 100)
+    assert len(commit_table(reader, head).rows) == min(commits + 2, 100)
     assert store.calls == {"read": 2}
