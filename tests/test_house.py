@@ -183,12 +183,12 @@ IMPORTS = imports_below("flows", "tasks")
 MOST_MODULES = 240
 # Statements by folder, not lines: no text is squeezed to fit.
 MOST_STATEMENTS = {
-    "flows": 2650,
-    "flows/commands": 1590,
+    "flows": 2760,
+    "flows/commands": 1580,
     "flows/doctor": 762,
     "flows/package": 14,
-    "flows/proof": 597,
-    "flows/with_prefect": 1800,
+    "flows/proof": 560,
+    "flows/with_prefect": 1720,
     "tasks": 72,
     "tasks/checkpoint_to_gcs": 17,
     "tasks/evaluate": 1044,
@@ -203,7 +203,7 @@ MOST_STATEMENTS = {
     "tasks/foundation/state": 834,
     "tasks/foundation/storage": 894,
     "tasks/foundation/storage/gcs": 974,
-    "tasks/foundation/telemetry": 1244,
+    "tasks/foundation/telemetry": 1270,
     "tasks/init_or_restore": 566,
     "tasks/init_or_restore/weights": 649,
     "tasks/prepare_data": 1534,
