@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Final, TextIO, TypedDict, Unpack
 
 from baton.tasks.foundation.contracts.log_entry import STOP_REASONS
 from baton.tasks.foundation.errors import BatonError, InvalidInput, StoreUnreachable
-from baton.tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
+from baton.tasks.foundation.machine.stops import Terminated, sighup_as_sigterm, terminal_closed
 from baton.tasks.foundation.machine.threads import CLEAR_LINE, leaving_in_time, report_signal
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.storage.local_files import temporary_folder
@@ -97,10 +97,6 @@ def _exit() -> None:
 
 
 atexit.register(_exit)
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived. A BaseException, so that no handler of errors catches it."""
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class Trainer:
         over, closed_when_over = os.pipe()
         self._over: int | None = closed_when_over
         settings: ChildSettings = {
-            "stdin": None if _has_terminal() else subprocess.DEVNULL,
+            "stdin": None if _has_terminal() and not own_session else subprocess.DEVNULL,
             "stdout": output,
             "stderr": subprocess.STDOUT if output == subprocess.PIPE else output,
             "pass_fds": (its_events,),

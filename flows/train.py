@@ -29,7 +29,6 @@ from baton.flows.admit import Admitted, admit, require_still_idle  # noqa: E402
 from baton.flows.host_checks import refusals_told  # noqa: E402
 from baton.flows.opened_run import Goal, OpenedRun  # noqa: E402
 from baton.flows.process import (  # noqa: E402
-    Terminated,
     keep_main_module_from_children,
     mask_library_output,
     provide_home_folder,
@@ -47,7 +46,7 @@ from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E40
 from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport  # noqa: E402
 from baton.tasks.foundation.errors import BatonError  # noqa: E402
-from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS, terminal_closed  # noqa: E402
+from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS, Terminated, terminal_closed  # noqa: E402
 from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
 from baton.tasks.foundation.telemetry.console import Console  # noqa: E402
 from baton.tasks.foundation.telemetry.events import (  # noqa: E402

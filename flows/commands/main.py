@@ -25,7 +25,6 @@ from typer.main import get_command_from_info
 
 from baton.flows.commands.output import Output, say, say_json
 from baton.flows.process import (
-    Terminated,
     keep_main_module_from_children,
     mask_library_output,
     provide_home_folder,
@@ -35,7 +34,7 @@ from baton.flows.process import (
 )
 from baton.tasks.foundation.contracts.base import baton_version
 from baton.tasks.foundation.errors import BatonError, InvalidInput
-from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.machine.stops import RESUMABLE, Terminated
 from baton.tasks.foundation.masking import masked
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells

@@ -19,7 +19,7 @@ from baton.flows.commands.output import command_line, commands_to_paste, say_jso
 from baton.flows.facts import RunFacts
 from baton.flows.host_checks import refusals_told
 from baton.flows.opened_run import Goal, OpenedRun, override_to_continue
-from baton.flows.process import Terminated, has_temporary_home, stop_reason
+from baton.flows.process import has_temporary_home, stop_reason
 from baton.flows.process_start import fast_imports
 from baton.flows.result import RelayResult, leaves_time, report_end, result_of_interrupted
 from baton.flows.runner import import_stages
@@ -30,7 +30,7 @@ from baton.tasks.foundation.contracts.log_entry import Entry, Totals
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.machine.cluster import is_chief
-from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS
+from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS, Terminated
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.console import Console
 from baton.tasks.foundation.telemetry.events import Begun, Ended, Event, Note, Several, Sink, warnings_as_notes

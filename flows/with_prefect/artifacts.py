@@ -34,7 +34,7 @@ from uuid import UUID
 
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import OpenedRun
-from baton.flows.process import Terminated, is_clean_stop
+from baton.flows.process import is_clean_stop
 from baton.tasks.evaluate.report.charts import curves_of, pictures_of
 from baton.tasks.evaluate.report.page import PAGE
 from baton.tasks.evaluate.report.sections import Cell, Table, checkpoint_cells, number
@@ -43,7 +43,7 @@ from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.log.attempts import is_alive
 from baton.tasks.foundation.log.history import commit_of, history_of, newest_commits
 from baton.tasks.foundation.log.log import RunLog
-from baton.tasks.foundation.machine.stops import PROCESS_STOP
+from baton.tasks.foundation.machine.stops import PROCESS_STOP, Terminated
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 from baton.tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words

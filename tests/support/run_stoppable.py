@@ -9,7 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from baton.flows.process import Terminated, sigterm_raises, stop_reason
+from baton.flows.process import sigterm_raises, stop_reason
+from baton.tasks.foundation.machine.stops import Terminated
 from baton.tasks.foundation.telemetry.events import Event, Training
 
 RESUMABLE = 3

@@ -43,6 +43,10 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESUMABLE: Final = 3  # the exit code of a process that stopped with work left to do
 
 
+class Terminated(BaseException):
+    """SIGTERM arrived. A BaseException, so that no handler of errors catches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A request to stop.

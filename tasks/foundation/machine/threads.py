@@ -33,6 +33,7 @@ from baton.tasks.foundation.machine.stops import (
     RESUMABLE,
     Stop,
     Stops,
+    Terminated,
     sighup_as_sigterm,
     terminal_closed,
 )
@@ -315,10 +316,6 @@ def _request_stop(fault: BaseException, raised: list[BaseException], stops: Stop
     stops.request_stop("sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm")
 
 
-class _Terminated(BaseException):
-    """SIGTERM, in a process without a handler for it."""
-
-
 @contextmanager
 def _default_sigterm_raises() -> Iterator[None]:
     """Inside, a SIGTERM that would end the process immediately ends it after the work."""
@@ -327,12 +324,12 @@ def _default_sigterm_raises() -> Iterator[None]:
         return
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Terminated
 
     signal.signal(signal.SIGTERM, handle)
     try:
         yield
-    except _Terminated:
+    except Terminated:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
     finally:

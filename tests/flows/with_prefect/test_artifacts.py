@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.flows.opened_run import OpenedRun
-from baton.flows.process import Terminated
 from baton.flows.with_prefect import artifacts
 from baton.flows.with_prefect.artifacts import (
     Artifact,
@@ -31,7 +30,7 @@ from baton.tasks.foundation.errors import BlowUp
 from baton.tasks.foundation.log.appends import commit, quarantine, rewind
 from baton.tasks.foundation.log.history import commit_of, history_of
 from baton.tasks.foundation.log.log import RunLog
-from baton.tasks.foundation.machine.stops import ProcessStop
+from baton.tasks.foundation.machine.stops import ProcessStop, Terminated
 from baton.tasks.foundation.storage.memory import MemoryStorage
 from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from baton.tasks.foundation.telemetry.formatting import metric_words

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from baton.flows.process import Terminated
 from baton.flows.result import RelayResult
 from baton.flows.with_prefect.artifacts import FlowRunCancelled
 from baton.flows.with_prefect.record import PrefectRunLogger, ended_by, failed
 from baton.flows.with_prefect.record import state_of as state_in_prefect
 from baton.tasks.foundation.errors import ModelError, NonFinite, StoreUnreachable
+from baton.tasks.foundation.machine.stops import Terminated
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Note, Training, line_of, tell
 from tests.support.lab import spec_of
 

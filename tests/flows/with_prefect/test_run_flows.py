@@ -18,7 +18,6 @@ from prefect.states import Cancelled, Completed
 from baton.flows.admit import Admitted, admit
 from baton.flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
 from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.process import Terminated
 from baton.flows.runner import StageStopped
 from baton.flows.with_prefect import remote_stage
 from baton.flows.with_prefect import run_flows as module
@@ -43,6 +42,7 @@ from baton.tasks.foundation.errors import (
     RunFileError,
     RunLogError,
 )
+from baton.tasks.foundation.machine.stops import Terminated
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
 from tests.support.fake_run import FakeRun, flip_a_byte
