@@ -9,11 +9,9 @@ Of two processes that race for one home, the one that commits writes the artifac
 
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
 the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
-An update costs the same however long the log is; only the curves need the whole log, and are drawn once, when the
-training has ended.
+An update costs the same however long the log is.
 """
 
-import base64
 import contextvars
 import hashlib
 import os
@@ -21,7 +19,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,13 +33,12 @@ from uuid import UUID
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import OpenedRun
 from baton.flows.process import is_clean_stop
-from baton.tasks.evaluate.report.charts import curves_of, pictures_of
 from baton.tasks.evaluate.report.page import PAGE
 from baton.tasks.evaluate.report.sections import Cell, Table, checkpoint_cells, number
 from baton.tasks.foundation.contracts.log_entry import Head
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.log.attempts import is_alive
-from baton.tasks.foundation.log.history import commit_of, history_of, newest_commits
+from baton.tasks.foundation.log.history import commit_of, newest_commits
 from baton.tasks.foundation.log.log import RunLog
 from baton.tasks.foundation.machine.stops import PROCESS_STOP, Terminated
 from baton.tasks.foundation.masking import masked
@@ -63,7 +60,6 @@ _INTERVAL_SECONDS: Final = 15.0
 _PARTS: Final = ("progress", "report")
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
-_MAX_PICTURES = 6
 COMMIT_EVENT: Final = "baton.commit"
 
 
@@ -151,18 +147,8 @@ def progress_of(
     return Artifact(key=key_of(home, "progress"), kind="progress", data=percent, description=", ".join(words))
 
 
-def pictures_in(log: RunLog) -> Iterator[str]:
-    """Draw the report's curves as Markdown, from the whole log; none before the first training step.
-
-    Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
-    """
-    entries = tuple(log.entries(blocks="written"))
-    for caption, svg in islice(pictures_of(curves_of(history_of(entries), entries, None)), _MAX_PICTURES):
-        yield f"![{_escaped(caption)}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
-
-
-def report_of(home: str, commits: Table, *, is_written: bool, standing: str, pictures: Iterable[str] = ()) -> Artifact:
-    """Make the page: why the run has ended, where its report is, its curves, and a table of its commits.
+def report_of(home: str, commits: Table, *, is_written: bool, standing: str) -> Artifact:
+    """Make the page: why the run has ended, where its report is, and a table of its commits.
 
     The report is a link on Cloud Storage; on a local disk a path, to which no web page can link.
 
@@ -171,7 +157,6 @@ def report_of(home: str, commits: Table, *, is_written: bool, standing: str, pic
         commits: see `commit_table`.
         is_written: whether the home has a report.
         standing: the state and its cause, if the run has ended before its target; empty if not.
-        pictures: the curves, as Markdown.
     """
     run, address, count = _run_of(home), f"{home}/{PAGE}", len(commits.rows)
     place = f"The report of {run} is a file on the disk that the run is kept on:"
@@ -179,7 +164,7 @@ def report_of(home: str, commits: Table, *, is_written: bool, standing: str, pic
         place = f"[report of {run}]({_CONSOLE}{quote(address.removeprefix('gs://'))})"
     parts = [f"**{_escaped(standing)}**" if standing else "", f"{place}\n\n`{address}`" if is_written else ""]
     shown = ("the newest " if count == MOST_ROWS else "") + counted(count, "commit")
-    text = "\n\n".join(filter(None, [*parts, *pictures, _markdown(commits)]))
+    text = "\n\n".join(filter(None, [*parts, _markdown(commits)]))
     return Artifact(key=key_of(home, "report"), kind="markdown", data=text, description=f"{shown} of {run}")
 
 
@@ -347,7 +332,6 @@ class ArtifactPublisher:
         self._closing = False
         self._warned = False
         self._cancelled = False  # the flow run was, so this process stops
-        self._draws_curves = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -398,10 +382,6 @@ class ArtifactPublisher:
 
     def _mark(self, *parts: str) -> None:
         self._outdated.update({"progress"}.intersection(parts) if self._only_progress else parts)
-
-    def draw_curves(self) -> None:
-        """Add the curves to the last state: the training has ended, and there is time."""
-        self._draws_curves = True
 
     def close(self) -> None:
         """Write the last state, if the server accepts it within the limit. Later events are dropped."""
@@ -480,9 +460,8 @@ class ArtifactPublisher:
         home, head = self._log.home, self._log.head()
         if head is None:
             return None
-        pictures = pictures_in(self._log) if self._closing and self._draws_curves else ()
         commits, is_written = commit_table(self._log, head), home.exists(PAGE)
-        return report_of(home.uri, commits, is_written=is_written, standing=self._standing(), pictures=pictures)
+        return report_of(home.uri, commits, is_written=is_written, standing=self._standing())
 
     def _progress(self) -> Artifact | None:
         """The step in training; or the committed one, before the training and after it."""

@@ -226,7 +226,7 @@ def recorded_relay(
     """
     # An image whose stages only move files has not what the relay needs.
     from baton.flows.relay import relay
-    from baton.flows.result import RelayResult, leaves_time
+    from baton.flows.result import RelayResult
 
     attempt = uuid.uuid4().hex
     with ArtifactPublisher(run, notes=telemetry) as publisher, PrefectTasks(telemetry) as tasks:
@@ -240,7 +240,4 @@ def recorded_relay(
 
             limit = admitted.goal.max_seconds
             runner = runner_for(run.spec, runner, attempt=attempt, telemetry=sinks, max_seconds=limit)
-        result = relay(admitted, runner, telemetry=sinks, attempt=attempt, whole_process=whole_process)
-        if leaves_time(result.exit_reason):
-            publisher.draw_curves()
-        return result
+        return relay(admitted, runner, telemetry=sinks, attempt=attempt, whole_process=whole_process)

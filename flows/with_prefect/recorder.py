@@ -28,7 +28,6 @@ from typing import IO, TYPE_CHECKING, Final
 from baton.flows.opened_run import OpenedRun
 from baton.flows.process import error_words, exits_with, mask_library_output, start_module
 from baton.flows.process_start import fast_imports
-from baton.flows.result import leaves_time
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
 from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, state_of, target_name
 from baton.flows.with_prefect.server import PrefectStart
@@ -242,8 +241,6 @@ def _record(run: OpenedRun, answers: _Answers) -> "State[object]":
         ended = last.ended or Ended(exit_code=-1, crashed="the process of the command has ended")
         tasks.end_all()
         tasks.close(_STOP_SECONDS)
-        if ended.result and not ended.stopped and leaves_time(json.loads(ended.result)["exit_reason"]):
-            publisher.draw_curves()
     return state_of(ended, run.spec)
 
 

@@ -3,7 +3,6 @@
 One server is for all tests of this file. The last one kills it.
 """
 
-import base64
 import json
 import os
 import re
@@ -197,9 +196,6 @@ def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     commits = [(int(row["step"]), row["ended by"].replace(" ", "_")) for row in reversed(rows)]
     assert commits == commits_of(recorded.home)
     assert [bool(row["validation metrics"]) for row in rows] == [True, True, False]
-    pictures = re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", report)
-    assert [name.partition(",")[0] for name, _ in pictures] == CHARTS
-    assert all(base64.b64decode(data).startswith(b'<svg xmlns="http://www.w3.org/2000/svg"') for _, data in pictures)
     assert f"`{recorded.home}/report/index.html`" in report
 
 
@@ -230,7 +226,6 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
     for ui in (root, f"{root}/v2"):  # both clean the Markdown that they show
         shown = page(f"{ui}/artifacts/artifact/{recorded.artifacts['report']['id']}")
         assert recorded.artifacts["report"]["key"] in shown
-        assert shown.count('src="data:picture"') == len(CHARTS)
         assert "segment end" in shown
 
 

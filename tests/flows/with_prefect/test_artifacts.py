@@ -139,7 +139,6 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
         sink.emit(Phase(cause="train"))
         sink.emit(committed(200))
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
-        sink.draw_curves()
     assert set(store.parts()) == {"progress", "report"}
     assert store.commits == [200]
     rows = store.rows()
@@ -159,7 +158,6 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
     progress = store.newest("progress")
     assert (progress.kind, progress.data) == ("progress", 50.0)
     assert progress.description == "step 200 of 400"
-    assert store.newest("report").data.count("](data:image/svg+xml;base64,PHN2Zy") == 3
     assert f"`{run.address}/report/index.html`" in store.newest("report").data
 
 
@@ -296,18 +294,6 @@ def test_a_failed_run_says_why_first(run: FakeRun) -> None:
     words = "failed: NonFinite: the loss is not finite"
     assert store.newest("progress").description.startswith(f"{words}, step 200 of 400")
     assert store.newest("report").data.startswith(f"**{words}**\n\n")
-
-
-def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made from the whole log, which may be long."""
-    monkeypatch.setattr(artifacts, "pictures_in", lambda *_: pytest.fail("drawn while the run trains"))
-    store = FakeArtifactStore()
-    with publisher(run, store) as sink:
-        for step in range(10):
-            sink.emit(training(step))
-            sink.emit(committed(200))
-            sink.emit(Evaluated(step=200, metrics={}, examples=1))
-    assert set(store.parts()) == {"progress", "report"}
 
 
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
