@@ -18,9 +18,11 @@ from baton.flows import process_start
 from baton.flows.commands.main import main
 from baton.flows.process import mask_library_output
 from baton.tasks.foundation.log.attempts import read_attempts
+from baton.tasks.foundation.machine.threads import CLEAR_LINE
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
+from tests.support.terminal import terminal
 from tests.support.training_process import wait_for
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 
@@ -378,3 +380,17 @@ def test_messages_and_tracebacks_are_masked(printed: io.StringIO) -> None:
 def test_warnings_are_masked() -> None:
     text = warnings.formatwarning(f"{ADDRESS} is slow", UserWarning, "library.py", 3, f"get('{ADDRESS}')")  # type: ignore[arg-type]
     assert text == "library.py:3: UserWarning: https://***@host/x is slow\n  get('https://***@host/x')\n"
+
+
+@pytest.mark.parametrize("beside_bar", [True, False])
+def test_lines_begin_in_place_of_another_processes_bar(beside_bar: bool) -> None:
+    code = (
+        "from baton.flows.process import tolerate_closed_readers\n"
+        f"with tolerate_closed_readers(beside_bar={beside_bar}):\n    print('a'); print('b', end=''); print('c')"
+    )
+    command = [sys.executable, "-c", code]
+    with terminal(80) as (descriptor, screen):
+        subprocess.run(command, stdout=descriptor, check=True)
+    begin = CLEAR_LINE if beside_bar else ""
+    assert screen.text == f"{begin}a\n{begin}bc\n"
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"a\nbc\n"
