@@ -116,7 +116,7 @@ def _train(
         What the command reached; None if a signal came before the run had a checkpoint.
     """
     from baton.flows.with_prefect.recorder import Recorder
-    from baton.flows.with_prefect.server import PrefectStart, set_quiet_defaults
+    from baton.flows.with_prefect.server import connect, set_quiet_defaults
     from baton.flows.with_prefect.task_runs import RecordedStages
 
     run = admitted.run
@@ -129,10 +129,9 @@ def _train(
             console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
         read_tip_ahead(run.spec, run.home, admitted.head)
         if run.spec.stages.remote():
-            start = PrefectStart()
             with fast_imports():
                 import_stages(run.spec)
-            start.connect()
+            connect()
             from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
 
             return train_in_flow_run(admitted, parameters, console=console)

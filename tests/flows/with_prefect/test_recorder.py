@@ -234,13 +234,10 @@ from baton.flows.with_prefect import recorder, run_flows
 from prefect.settings import get_current_settings
 from baton.tasks.foundation.errors import PrefectUnavailable
 
-class Start:
-    connect = staticmethod(lambda: sys.argv[1] == "embedded")
-
 def refuse(*_arguments, **_words):
     raise PrefectUnavailable(f"heartbeats: {get_current_settings().flows.heartbeat_frequency}")
 
-recorder.PrefectStart, run_flows.run_as_train_run = Start, refuse
+recorder.connect, run_flows.run_as_train_run = lambda: sys.argv[1] == "embedded", refuse
 recorder.main()
 """
 
@@ -254,6 +251,26 @@ def test_only_a_server_that_outlives_the_command_gets_heartbeats(
     with Recorder(admitted, {"run_file": "run.yaml"}, [], notes=notes, start=start) as sink:
         sink.reached(REACHED)
     assert notes_of(notes) == [f"{NOT_RECORDED}heartbeats: {seconds}"]
+
+
+_SIGNALS = """
+import signal
+from baton.flows.with_prefect import recorder
+
+def connect():  # starts the server's threads, which inherit the mask of signals
+    raise OSError(f"blocked: {sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}")
+
+recorder.connect = connect
+recorder.main()
+"""
+
+
+def test_signals_end_neither_the_recorder_nor_its_server(admitted: Admitted) -> None:
+    notes = EventRecorder()
+    start = partial(start_child, [sys.executable, "-c", _SIGNALS])
+    with Recorder(admitted, {"run_file": "run.yaml"}, [], notes=notes, start=start) as sink:
+        sink.reached(REACHED)
+    assert notes_of(notes) == [f"{NOT_RECORDED}OSError: blocked: {[signal.SIGINT, signal.SIGTERM]}"]
 
 
 # What a run imports before its first step, besides TensorFlow.
