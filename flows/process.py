@@ -247,7 +247,7 @@ class _Stream(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         if self.beside_bar and text and not self._in_line:
             super().write(CLEAR_LINE)
-        self._in_line = bool(text) and not text.endswith("\n")
+        self._in_line = not text.endswith("\n") if text else self._in_line
         written = super().write(text)
         _TAIL.add(text)
         return written

@@ -179,7 +179,7 @@ def _train_in_flow_run(
     run: OpenedRun, admission: Callable[[Sink], Admitted | RelayResult], parameters: Mapping[str, object], sink: Sink
 ) -> RelayResult | None:
     """Train in this process, within a flow run, whose children the stages in other processes are."""
-    from baton.flows.with_prefect.server import PrefectStart
+    from baton.flows.with_prefect.server import connect
 
     admitted: Admitted | RelayResult | None = None
     try:
@@ -187,10 +187,9 @@ def _train_in_flow_run(
         if isinstance(admitted, RelayResult):
             return admitted
         sink.emit(Begun())
-        start = PrefectStart()
         with fast_imports():
             import_stages(run.spec)
-        start.connect()
+        connect()
         from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
 
         return train_in_flow_run(admitted, parameters, console=sink)

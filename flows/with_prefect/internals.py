@@ -1,63 +1,19 @@
-"""What relies on Prefect's internals, each with its reason; and a script that serves Prefect's API.
+"""What relies on Prefect's internals, each with its reason.
 
-`server.py` runs `python -P internals.py DESCRIPTOR`, which serves the application that Prefect's own command line for
-its embedded server serves, on an open socket. It is imported without garbage collection, which saves a fifth of the
-time. Prefect migrates its database when the server starts, and two servers that create the same tables at once fail.
-So the servers of one PREFECT_HOME migrate one after another: each holds a lock, which the system takes back if it dies.
-
-Besides the names here, Baton relies on internals of Prefect 3.9.1 in two places: `server.py` sets the environment
-variables with which Prefect starts its own embedded server (`PREFECT__SERVER_...`); and `artifacts.py` updates
-artifacts without the event that has their data.
+Besides the names here, Baton relies on internals of Prefect 3.9.1 in two places: `server.py` serves the application of
+Prefect's embedded server (`prefect.server.api.server.create_app`), and sets the settings of this process; and
+`artifacts.py` updates artifacts without the event that has their data.
 """
 
-import fcntl
-import gc
-import socket
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_STARTUP_FAILURE: Final = 3  # uvicorn's exit code
 _RETRY_SECONDS: Final = b"0.3"
-_LOCK: Final = ".baton-migrations.lock"  # in PREFECT_HOME
-
-
-def main(descriptor: int) -> int:
-    """Serve until SIGTERM.
-
-    Args:
-        descriptor: file descriptor of the listening socket.
-
-    Returns:
-        The exit code: 0, or 3 if the server did not start.
-    """
-    gc.disable()  # the imports create millions of objects and next to no garbage
-    import uvicorn
-    from prefect.server.api.server import create_app
-    from prefect.settings import get_current_settings
-
-    class OneAtATime(uvicorn.Server):
-        """A server that migrates its database while no other one of this PREFECT_HOME does."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            settings = get_current_settings()
-            # Nothing else runs in this process yet, so it may wait for the lock.
-            with _locked(settings.home) if settings.server.database.migrate_on_start else nullcontext():
-                await super().startup(sockets)
-
-    leave_out_idle_worker()
-    config = uvicorn.Config(retried_soon(create_app()), log_level="error", lifespan="on")
-    gc.freeze()
-    gc.enable()
-    server = OneAtATime(config)
-    server.run(sockets=[socket.socket(fileno=descriptor)])
-    return 0 if server.started else _STARTUP_FAILURE
 
 
 def leave_out_idle_worker() -> None:
@@ -92,15 +48,6 @@ def retried_soon(app: "ASGIApp") -> "ASGIApp":
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the lock of a PREFECT_HOME."""
-    with ExitStack() as stack:
-        with suppress(OSError):  # the database is elsewhere, and nothing can be written here
-            fcntl.flock(stack.enter_context((home / _LOCK).open("ab")), fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def worker_shield() -> Iterator[None]:
     """Keep a server that is down, or a worker that is gone, from ending the flow run before the work here is done.
 
@@ -124,7 +71,3 @@ def worker_shield() -> Iterator[None]:
     setattr(Console, "on_broken_pipe", lambda console: setattr(console, "quiet", True))  # noqa: B010 - for mypy
     with shield(), tolerate_closed_readers():
         yield
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

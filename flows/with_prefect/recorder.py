@@ -2,9 +2,9 @@
 
 `Recorder`, a reader of the trainer's events, starts a process of low priority when the run is admitted, and passes the
 events on to it. It never waits for that process while the run trains, and imports no Prefect. `main`, in that process,
-starts Prefect's embedded server if there is no other one, imports Prefect, opens the run to read its log, and runs a
-flow: it creates the flow run and its task runs, keeps its log and its artifacts, and ends it as the training ended. It
-answers in lines too: a state of its own, or that the flow run was cancelled.
+imports Prefect, serves its API if no server is configured, opens the run to read its log, and runs a flow: it creates
+the flow run and its task runs, keeps its log and its artifacts, and ends it as the training ended. It answers in lines
+too: a state of its own, or that the flow run was cancelled.
 
 If there is no flow run, whatever the reason, one note says why, and the training goes on. When the training has ended,
 Prefect has a limited time to record the rest. Only stages in other processes need a flow run, whose children they are:
@@ -30,7 +30,7 @@ from baton.flows.process import error_words, exits_with, mask_library_output, st
 from baton.flows.process_start import fast_imports
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
 from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, state_of, target_name
-from baton.flows.with_prefect.server import PrefectStart
+from baton.flows.with_prefect.server import connect
 from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError
@@ -184,23 +184,22 @@ class _Answers:
 
 def main() -> int:
     """Record what the command tells on standard input, and answer on standard output."""
-    os.nice(_NICENESS)  # the embedded server inherits it
+    os.nice(_NICENESS)  # the embedded server has it too
+    # Only the command says how the training ends. The server's threads, which begin later, inherit this.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     mask_library_output()
     answers = _Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # whatever a library prints is no answer
     given = json.loads(sys.stdin.readline())
     try:
-        start = PrefectStart()
         with fast_imports():
-            is_embedded = start.connect()
+            is_embedded = connect()
             # The tasks' threads use this later. Prefect's modules import each other in circles: if two threads import
             # them at once, Python breaks the deadlock by giving one of them half a module.
             import prefect.task_engine  # noqa: F401
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from baton.flows.with_prefect.run_flows import run_as_train_run
-        # Only the command says how the training ends. The server's process, which ends by SIGTERM, runs by now.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         answers.send(state="connected")
         run = OpenedRun.open(load_run_file(Path(given["file"]), given["overrides"]))
         work = functools.partial(_record, run, answers)

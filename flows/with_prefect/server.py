@@ -1,43 +1,40 @@
-"""The Prefect server of a command: the one that is configured, or an embedded one, started without importing Prefect.
+"""The Prefect server of a command: the one that is configured, or an embedded one, which this process serves itself.
 
-A user's own settings win. `PrefectStart()` starts the embedded server before anything heavy is imported if it is
-certain that the command needs one; `connect` later waits for it, or imports Prefect, reads its settings and asks the
-server that they name.
+A user's own settings win. Without any, a thread of this process serves Prefect's application, the one that Prefect
+itself embeds, on a free port. Nothing outlives the process, however it ends, and Prefect is imported only once.
 
-Prefect itself starts its embedded server in the first process that asks for a client: it imports its whole server
-there, too, starts the server in a process of its own, and asks every tenth of a second whether it responds. Here the
-process starts at once (`internals.py`), and the command goes on. The listening socket is opened here and handed over,
-so no port can be taken twice, and a request sent early waits in the socket's queue.
+Prefect's own way, a process that `get_client` starts, is not used, because a run of 20 steps on two cores then ends 2
+to 7 s later. The whole server is imported twice, for 4 to 6 s more of processor time; it outlives a killed parent; one
+that cannot use its database is started again until the time limit; and one that draws the port of another, of 1,000,
+leaves its client to record in the database of that one.
 """
 
 import atexit
-import http.client
+import fcntl
 import os
+import queue
 import re
 import socket
-import subprocess
-import sys
-import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
-from baton.flows.process import start_child
+from baton.flows.with_prefect.internals import leave_out_idle_worker, retried_soon
 from baton.tasks.foundation.errors import PrefectUnavailable
 from baton.tasks.foundation.machine.environment import quiet_tensorflow
-from baton.tasks.foundation.machine.threads import before_leaving_at_once
 from baton.tasks.foundation.machine.tpu import announce_tpu
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.text import message
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import Settings
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SERVER_LEVEL: Final = "PREFECT_SERVER_LOGGING_LEVEL"
-SILENT: Final = "CRITICAL"  # Baton's default for the server's log
 TIMEOUT: Final = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 _PREFECT_DEFAULTS = {
@@ -45,201 +42,34 @@ _PREFECT_DEFAULTS = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # Silences tracebacks at the embedded API's shutdown.
-    SERVER_LEVEL: SILENT,
+    SERVER_LEVEL: "CRITICAL",
     # A new PREFECT_HOME takes long while TensorFlow is imported.
     TIMEOUT: "120",
     # Usage data is sent only if the user enables it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+# What a single flow run does not use. The task run recorder stays: it stores task runs.
+_UNUSED: Final = (
+    # Block types are for those who edit blocks on Prefect's pages. Registering them, or asking whether they have
+    # changed, imports every installed integration; saving a block registers its type anyway.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION",
+    # The feed of events, which is stored row by row and vacuumed; states, logs and artifacts are stored without it.
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED",
+    # Automations: each event is compared with their triggers.
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED",
+)
 _ANSWER_SECONDS: Final = 20.0  # a server that needs longer counts as missing
 _BUSY: Final = frozenset({429, 503})
 _BUSY_SECONDS: Final = 0.5  # between two requests to a busy server
 _LOOPBACK = "127.0.0.1,localhost"
-_API_URL: Final = "PREFECT_API_URL"
-_HOME: Final = "PREFECT_HOME"
-# Settings that have no say in which server is used and where its database is.
-_UNRELATED: Final = ("PREFECT_LOGGING_", "PREFECT_CLIENT_", "PREFECT_TASKS_", "PREFECT_FLOWS_", "PREFECT_RESULTS_")
 _HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 2048  # uvicorn's
 _END_SECONDS: Final = 5.0  # as Prefect gives its own server
-_SCRIPT: Final = Path(__file__).with_name("internals.py")
-_SERVER_SETTINGS: Final = {
-    # As Prefect sets them for its own embedded server: no pages, and only the services that a flow run needs.
-    "PREFECT_UI_ENABLED": "0",
-    "PREFECT__SERVER_EPHEMERAL": "1",
-    "PREFECT__SERVER_FINAL": "1",
-}
-# What a single flow run does not use, by its name and an older one. The task run recorder stays: it stores task runs.
-_UNUSED: Final = (
-    # Block types are for those who edit blocks on Prefect's pages. Registering them imports every installed
-    # integration, which takes a fifth of the server's start; saving a block registers its type anyway.
-    ("PREFECT_SERVER_REGISTER_BLOCKS_ON_START", "PREFECT_API_BLOCKS_REGISTER_ON_START"),
-    # The feed of events, which is stored row by row and vacuumed; states, logs and artifacts are stored without it.
-    ("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED", "PREFECT_API_SERVICES_EVENT_PERSISTER_ENABLED"),
-    # Automations: each event is compared with their triggers.
-    ("PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED", "PREFECT_API_SERVICES_TRIGGERS_ENABLED"),
-)
+_LOCK: Final = ".baton-migrations.lock"  # in PREFECT_HOME
 # The line of a traceback that says what went wrong; SQLAlchemy's has more lines after it.
 _FAULT: Final = re.compile(r"[\w.]+(Error|Exception): ")
-
-
-@dataclass(slots=True, eq=False)
-class EmbeddedServer:
-    """A process that serves Prefect's API for this command and ends with it.
-
-    Attributes:
-        process: the server's process.
-        port: of 127.0.0.1.
-        log: what it wrote to standard error; None if the user wants its log on the terminal.
-    """
-
-    process: subprocess.Popen[bytes]
-    port: int
-    log: IO[bytes] | None
-
-    @classmethod
-    def start(cls, environment: Mapping[str, str] = os.environ) -> "EmbeddedServer":
-        """Start the server; it does not respond yet.
-
-        Raises:
-            PrefectUnavailable: no port is free, or the process cannot be started.
-        """
-        _require_loopback()
-        silent = environment.get(SERVER_LEVEL) == SILENT
-        log = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - the process writes to it until it ends
-        try:
-            with socket.create_server((_HOST, 0), backlog=_BACKLOG) as listener:
-                listener.set_inheritable(True)
-                process = start_child(
-                    [sys.executable, "-P", os.fspath(_SCRIPT), str(listener.fileno())],
-                    env=_server_environment(environment),
-                    # No signal of the terminal reaches it: it must live until the flow run's last state is recorded.
-                    process_group=0,
-                    pass_fds=(listener.fileno(),),
-                    stderr=log,  # None: the terminal's
-                )
-                server = cls(process=process, port=listener.getsockname()[1], log=log)
-        except OSError as fault:
-            raise PrefectUnavailable(
-                message(
-                    f"Prefect's embedded server cannot be started ({fault.strerror or fault})",
-                    hints=["set PREFECT_API_URL to a server"],
-                )
-            ) from fault
-        atexit.register(server.end)
-        before_leaving_at_once(process.kill)
-        return server
-
-    @property
-    def api_url(self) -> str:
-        """The value of PREFECT_API_URL for clients of this server."""
-        return f"http://{_HOST}:{self.port}/api"
-
-    def wait(self) -> None:
-        """Wait until the server responds.
-
-        Raises:
-            PrefectUnavailable: it has ended, or does not respond within
-                PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.
-        """
-        connection = http.client.HTTPConnection(_HOST, self.port, timeout=_limit_seconds())
-        try:
-            connection.request("GET", "/api/health")
-            status = connection.getresponse().status
-        except TimeoutError:
-            self.process.kill()
-            self._refuse_slow()
-        except (OSError, http.client.HTTPException) as fault:  # the process has ended, and its socket with it
-            self._refuse_ended(fault)
-        finally:
-            connection.close()
-        if status != http.client.OK:
-            self.process.kill()
-            raise PrefectUnavailable(
-                message(
-                    f"Prefect's embedded server answers with HTTP {status}",
-                    hints=[f"{SERVER_LEVEL}=ERROR shows its log", "set PREFECT_API_URL to a server"],
-                )
-            )
-
-    def end(self) -> None:
-        """End the server; it first records what it has received."""
-        atexit.unregister(self.end)
-        self.process.terminate()
-        try:
-            self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def _refuse_slow(self) -> NoReturn:
-        raise PrefectUnavailable(
-            message(
-                f"{TIMEOUT} = {_limit_seconds():g}: Prefect's embedded server did not respond in time",
-                hints=["raise the limit if the machine is busy, or set PREFECT_API_URL to a server"],
-            )
-        )
-
-    def _refuse_ended(self, fault: Exception) -> NoReturn:
-        try:
-            code = self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        lines = _log_lines(self.log)
-        last = lines[-1] if lines else f"it ended with code {code}"
-        why = next((line for line in reversed(lines) if _FAULT.match(line)), last)
-        raise PrefectUnavailable(
-            message(
-                f"PREFECT_HOME = {os.environ.get('PREFECT_HOME', '~/.prefect')}: Prefect's embedded server does not "
-                f"start: {masked(why)}",
-                hints=[
-                    "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server",
-                    f"{SERVER_LEVEL}=ERROR shows its log",
-                ],
-            )
-        ) from fault
-
-
-def _require_loopback() -> None:
-    """Refuse a machine on which nothing can connect to the server: a network namespace without a loopback interface.
-
-    Raises:
-        PrefectUnavailable: 127.0.0.1 cannot be reached.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((_HOST, 1))  # looks for a route, and sends nothing
-        except OSError as fault:
-            raise PrefectUnavailable(
-                message(
-                    f"Prefect's embedded server cannot be reached: this machine has no loopback interface ({_HOST}: "
-                    f"{fault.strerror})",
-                    hints=["bring it up (ip link set lo up), or set PREFECT_API_URL to a server"],
-                )
-            ) from fault
-
-
-def _server_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    unused = {names[0]: "false" for names in _UNUSED if not environment.keys() & set(names)}
-    return {**environment, **_SERVER_SETTINGS, **unused}
-
-
-def _limit_seconds() -> float:
-    try:
-        return float(os.environ[TIMEOUT])
-    except (KeyError, ValueError):  # Prefect itself refuses a value that is not a number
-        return 120.0
-
-
-def _log_lines(log: IO[bytes] | None) -> list[str]:
-    """The lines of the server's log, without empty lines and its last one."""
-    if log is None:
-        return []
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    return [line for line in lines if line and not line.endswith("Application startup failed. Exiting.")]
 
 
 def set_quiet_defaults() -> None:
@@ -256,45 +86,36 @@ def set_quiet_defaults() -> None:
         os.environ[name] = f"{known},{_LOOPBACK}" if known else _LOOPBACK
 
 
-class PrefectStart:
-    """The start of Prefect in this process: with an embedded server, or with the one that is configured."""
+def connect() -> bool:
+    """Import Prefect and connect this process with its server, which responds then.
 
-    def __init__(self) -> None:
-        """Start the embedded server now if it is certain that one is needed. Prefect is not imported."""
-        self._server: EmbeddedServer | None = None
-        self._fault: PrefectUnavailable | None = None
-        if is_certainly_embedded(os.environ, Path.cwd()):
-            try:
-                self._server = EmbeddedServer.start()
-            except PrefectUnavailable as fault:  # raised to the one who needs it
-                self._fault = fault
+    Returns:
+        Whether the server is embedded.
 
-    def connect(self) -> bool:
-        """Import Prefect and connect it with its server, which responds then.
-
-        Returns:
-            Whether the server is embedded.
-
-        Raises:
-            PrefectUnavailable: Prefect's settings or its server cannot be used.
-            InvalidInput: the server refuses the credentials.
-        """
-        if self._fault is not None:
-            raise self._fault
-        if self._server is None:
-            self._server = _server_of_settings()
-        if self._server is not None:
-            self._server.wait()
-            _use_server(self._server.api_url)
-        return self._server is not None
+    Raises:
+        PrefectUnavailable: Prefect's settings or its server cannot be used.
+        InvalidInput: the server refuses the credentials.
+    """
+    settings = _settings()
+    if settings.api.url:
+        _require_server(settings.api.url)
+        return False
+    if not settings.server.ephemeral.enabled:
+        raise PrefectUnavailable(
+            message(
+                "PREFECT_API_URL is not set, and PREFECT_SERVER_EPHEMERAL_ENABLED = false disables the embedded server",
+                hints=["set PREFECT_API_URL to a server, or unset PREFECT_SERVER_EPHEMERAL_ENABLED"],
+            )
+        )
+    _serve(settings)
+    return True
 
 
-def _server_of_settings() -> EmbeddedServer | None:
-    """The embedded server that Prefect's settings ask for; None if they name a server, which responds."""
+def _settings() -> "Settings":
     try:
         from prefect.settings import get_current_settings
 
-        settings = get_current_settings()
+        return get_current_settings()
     except ValueError as fault:  # from pydantic or TOML: the environment, a profile or prefect.toml
         why = next((line.strip() for line in str(fault).splitlines()[1:] if line.strip()), str(fault))
         raise PrefectUnavailable(
@@ -303,17 +124,6 @@ def _server_of_settings() -> EmbeddedServer | None:
                 hints=["correct the environment variables PREFECT_..., PREFECT_HOME/profiles.toml or prefect.toml"],
             )
         ) from fault
-    if settings.api.url:
-        _require_server(settings.api.url)
-        return None
-    if not settings.server.ephemeral.enabled:
-        raise PrefectUnavailable(
-            message(
-                "PREFECT_API_URL is not set, and PREFECT_SERVER_EPHEMERAL_ENABLED = false disables the embedded server",
-                hints=["set PREFECT_API_URL to a server, or unset PREFECT_SERVER_EPHEMERAL_ENABLED"],
-            )
-        )
-    return EmbeddedServer.start({**os.environ, **settings.to_environment_variables(exclude_unset=True)})
 
 
 def _require_server(url: str) -> None:
@@ -369,40 +179,125 @@ def _require_server(url: str) -> None:
         ) from fault
 
 
-def is_certainly_embedded(environment: Mapping[str, str], folder: Path) -> bool:
-    """Whether nothing is set that could name a server or change the embedded one; otherwise only Prefect can tell.
-
-    Reading Prefect's settings takes a second of imports. Most commands have none, and a look at the places where
-    settings can be is enough.
+def _serve(given: "Settings") -> None:
+    """Serve Prefect's API in a thread until this process ends, and make the process its client, but none it starts.
 
     Args:
-        folder: the working folder.
+        given: Prefect's settings, without an address.
     """
-    for name in (name for name, value in environment.items() if value):
-        upper = name.upper()  # Prefect's settings ignore the case
-        known = upper == _HOME or upper in _PREFECT_DEFAULTS or upper.startswith(_UNRELATED)
-        if upper.startswith("PREFECT_") and not known:
-            return False
-    home = Path(environment.get(_HOME) or "~/.prefect").expanduser()
-    pyproject = folder / "pyproject.toml"
+    import prefect.context
+    import uvicorn
+
+    listener = _listener()
+    api_url = f"http://{_HOST}:{listener.getsockname()[1]}/api"
+    settings = _settings_of_embedded(given, api_url)
+    prefect.context.GLOBAL_SETTINGS_CONTEXT = prefect.context.SettingsContext(
+        profile=prefect.context.get_settings_context().profile, settings=settings
+    )
+    started: queue.SimpleQueue[str] = queue.SimpleQueue()
     try:
-        if pyproject.is_file() and "tool.prefect" in pyproject.read_text(encoding="utf-8", errors="replace"):
-            return False
-        files = (home / "profiles.toml", folder / "prefect.toml", folder / ".env")
-        return home.is_absolute() and not any(file.exists() for file in files)
-    except OSError:
-        return False
+        from prefect.server.api.server import create_app
 
+        leave_out_idle_worker()
+        app = _one_at_a_time(retried_soon(create_app(ephemeral=True)), settings.home, started)
+        server = uvicorn.Server(uvicorn.Config(app, log_level=settings.server.logging_level.lower(), lifespan="on"))
+    except Exception as fault:
+        raise _not_started(f"{type(fault).__name__}: {fault}", settings.home) from fault
 
-def _use_server(api_url: str) -> None:
-    """Make this process a client of a server. Processes that it starts do not become clients."""
-    from prefect.context import refresh_global_settings_context
+    def serve() -> None:
+        with suppress(SystemExit):  # uvicorn's, if the start fails
+            server.run([listener])
 
-    before = os.environ.get(_API_URL)
-    os.environ[_API_URL] = api_url
+    thread = threading.Thread(target=serve, name="baton-prefect-server", daemon=True)
+
+    def end() -> None:
+        server.should_exit = True  # it first records what it has received
+        thread.join(_END_SECONDS)
+
+    atexit.register(end)
+    thread.start()
+    limit = settings.server.ephemeral.startup_timeout_seconds
     try:
-        refresh_global_settings_context()
-    finally:
-        del os.environ[_API_URL]
-        if before is not None:
-            os.environ[_API_URL] = before
+        trace = started.get(timeout=limit)
+    except queue.Empty:
+        raise PrefectUnavailable(
+            message(
+                f"{TIMEOUT} = {limit}: Prefect's embedded server did not respond in time",
+                hints=["raise the limit if the machine is busy, or set PREFECT_API_URL to a server"],
+            )
+        ) from None
+    if trace:
+        raise _not_started(trace, settings.home)
+
+
+def _settings_of_embedded(given: "Settings", api_url: str) -> "Settings":
+    import prefect.settings
+
+    return given.copy_with_update(
+        updates={prefect.settings.PREFECT_API_URL: api_url},
+        set_defaults={getattr(prefect.settings, name): False for name in _UNUSED},
+    )
+
+
+def _listener() -> socket.socket:
+    """A listening socket. Its queue takes the requests that are sent before the server accepts them."""
+    with ExitStack() as on_fault:
+        try:
+            listener = on_fault.enter_context(socket.create_server((_HOST, 0), backlog=_BACKLOG))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((_HOST, 1))  # looks for a route, and sends nothing
+        except OSError as fault:
+            raise PrefectUnavailable(
+                message(
+                    f"Prefect's embedded server cannot be reached: this machine has no loopback interface ({_HOST}: "
+                    f"{fault.strerror})",
+                    hints=["bring it up (ip link set lo up), or set PREFECT_API_URL to a server"],
+                )
+            ) from fault
+        # What the server accepts inherits this. asyncio sets it only if the protocol of the socket is named.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        on_fault.pop_all()
+    return listener
+
+
+def _one_at_a_time(app: "ASGIApp", home: Path, started: "queue.SimpleQueue[str]") -> "ASGIApp":
+    """Let an application start while no other one of this PREFECT_HOME does, and say how that went.
+
+    Prefect migrates its database when it starts, and two servers that create the same tables at once fail.
+
+    Args:
+        started: receives the traceback of a failed start, and an empty text after a good one.
+    """
+
+    async def serve(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        with ExitStack() as lock:
+            with suppress(OSError):  # the database is elsewhere, and nothing can be written here
+                home.mkdir(parents=True, exist_ok=True)
+                # Nothing else runs in this thread yet, so it may wait. The system takes the lock back if it dies.
+                fcntl.flock(lock.enter_context((home / _LOCK).open("ab")), fcntl.LOCK_EX)
+
+            async def answer(message: "Message") -> None:
+                lock.close()
+                started.put(message.get("message", ""))
+                await send(message)
+
+            await app(scope, receive, answer)
+
+    return serve
+
+
+def _not_started(trace: str, home: Path) -> PrefectUnavailable:
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    why = next((line for line in reversed(lines) if _FAULT.match(line)), lines[-1])
+    return PrefectUnavailable(
+        message(
+            f"PREFECT_HOME = {home}: Prefect's embedded server does not start: {masked(why)}",
+            hints=[
+                "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server",
+                f"{SERVER_LEVEL}=ERROR shows its log",
+            ],
+        )
+    )

@@ -40,7 +40,7 @@ def imports(process: subprocess.Popen[bytes], library: str) -> bool:
 
 def serves(process: subprocess.Popen[bytes], home: Path) -> bool:
     others = {pid: line for pid, line in processes_of(home).items() if pid != process.pid}
-    return any("with_prefect/internals.py" in line for line in others.values())
+    return any("with_prefect.recorder" in line for line in others.values())
 
 
 PHASES: dict[str, Callable[[subprocess.Popen[bytes], Path], bool]] = {

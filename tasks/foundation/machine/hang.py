@@ -186,7 +186,6 @@ _STDERR: Final = 2
 _RECORD_SECONDS: Final = 10.0
 _LAST_RECORD_SECONDS: Final = 5.0
 _SAVE_SECONDS, _MAX_SAVE_SECONDS = 60.0, 600.0
-_ACTION_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.05
 _STACKS_CHARACTERS: Final = 40_000
 _THREAD: Final = re.compile(r"[Tt]hread 0x([0-9a-f]+)")
@@ -286,7 +285,6 @@ class HangWatch:
                 while self._saving() and time.monotonic() < until:
                     time.sleep(_POLL_SECONDS)
                 _run_within(_LAST_RECORD_SECONDS, [self._ledger.heartbeat])
-            _run_within(_ACTION_SECONDS, PROCESS_STOP.before_exit)
         finally:
             self._leave(RESUMABLE)
 

@@ -166,7 +166,6 @@ class ProcessStop:
 
     Attributes:
         current: of the work that runs uninterrupted now; None if none does. Work within work joins it.
-        before_exit: called when a second SIGINT ends the process at once.
         terminal_closed: whether a SIGHUP has arrived.
         signals: descriptor to which each signal that arrives is written; None while nothing waits for them.
         signalled: whether a signal has asked this process to stop.
@@ -175,7 +174,6 @@ class ProcessStop:
 
     def __init__(self) -> None:
         self.current: Stops | None = None
-        self.before_exit: list[Callable[[], None]] = []
         self.terminal_closed = self.signalled = False
         self.signals: int | None = None
         self.save_in_flight: Callable[[], bool] = no_save

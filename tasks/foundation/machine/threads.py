@@ -180,19 +180,17 @@ _EXIT_CODE: Final = 128 + signal.SIGINT
 _EXIT_SECONDS: Final = 0.5
 
 
-def before_leaving_at_once(action: Callable[[], None]) -> None:
-    """Register an action for `leave_at_once`, which runs no other exit handlers. All actions share half a second."""
-    PROCESS_STOP.before_exit.append(action)
-
-
 def leave_at_once(text: str = _MESSAGE, exit_code: int = _EXIT_CODE) -> NoReturn:
-    """Print that the process ends, run the registered actions, and end.
+    """Print that the process ends, restore the terminal, and end without exit handlers, within a second.
 
     Args:
         text: what is printed, one line.
     """
     # Writing may block forever, on a stopped terminal or a full pipe. So a separate thread writes, with a deadline.
-    actions: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = ((_write_message, (text,)), (_run_actions, ()))
+    actions: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
+        (_write_message, (text,)),
+        (_restore_terminal, ()),
+    )
     threads = [threading.Thread(target=each, args=words, daemon=True) for each, words in actions]
     for thread in threads:
         thread.start()
@@ -208,10 +206,7 @@ def _write_message(text: str) -> None:
         os.write(_STDERR, f"{CLEAR_LINE if os.isatty(_STDERR) else ''}{text}\n".encode())
 
 
-def _run_actions() -> None:
-    for action in PROCESS_STOP.before_exit:
-        with suppress(OSError, ValueError, AssertionError):  # a child that has ended, or is not of this process
-            action()
+def _restore_terminal() -> None:
     for stream in (sys.stderr, sys.stdout):
         # AttributeError: the streams of a process without a console are None.
         with suppress(AttributeError, OSError, ValueError):

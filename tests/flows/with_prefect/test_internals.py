@@ -17,8 +17,10 @@ from prefect.settings import Settings
 from starlette.responses import Response
 
 from baton.flows.with_prefect.internals import leave_out_idle_worker, retried_soon
-from baton.flows.with_prefect.server import _PREFECT_DEFAULTS, _server_environment
+from baton.flows.with_prefect.server import _PREFECT_DEFAULTS, _UNUSED
 from tests.support import forked
+
+EMBEDDED = {**_PREFECT_DEFAULTS, **dict.fromkeys(_UNUSED, "false")}
 
 # Counts the workers of background tasks, first with Prefect's own server, then with one beside it as it is embedded.
 SERVERS = """
@@ -81,7 +83,7 @@ def test_a_failed_lease_renewal_waits_for_the_shielded_work(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_embedded_server_has_no_idle_worker(tmp_path: Path) -> None:
-    environment = _server_environment({**os.environ, **_PREFECT_DEFAULTS, "PREFECT_HOME": str(tmp_path)})
+    environment = {**os.environ, **EMBEDDED, "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_HOME": str(tmp_path)}
     command = [sys.executable, "-c", SERVERS]
     done = forked.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.stdout.splitlines()[-2:] == ["workers: 1", "workers: 1"], done.stderr
@@ -91,7 +93,7 @@ def test_services_that_the_user_wants_keep_the_worker(monkeypatch: pytest.Monkey
     own = server.background_worker
     monkeypatch.setattr(server, "background_worker", own)  # and again after the test
     chosen = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true"}
-    for name, value in _server_environment({**_PREFECT_DEFAULTS, **chosen}).items():
+    for name, value in (EMBEDDED | chosen).items():
         monkeypatch.setenv(name, value)
     with SettingsContext(profile=get_settings_context().profile, settings=Settings()):
         leave_out_idle_worker()

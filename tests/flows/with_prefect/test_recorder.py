@@ -4,6 +4,7 @@ Here that process is a short script; `tests/end_to_end/test_prefect.py` has the 
 """
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -169,13 +170,10 @@ from baton.flows.with_prefect import recorder, run_flows
 from prefect.settings import get_current_settings
 from baton.tasks.foundation.errors import PrefectUnavailable
 
-class Start:
-    connect = staticmethod(lambda: sys.argv[1] == "embedded")
-
 def refuse(*_arguments, **_words):
     raise PrefectUnavailable(f"heartbeats: {get_current_settings().flows.heartbeat_frequency}")
 
-recorder.PrefectStart, run_flows.run_as_train_run = Start, refuse
+recorder.connect, run_flows.run_as_train_run = lambda: sys.argv[1] == "embedded", refuse
 recorder.main()
 """
 
@@ -191,6 +189,27 @@ def test_only_a_server_that_outlives_the_command_gets_heartbeats(
     sink.emit(Begun())
     sink.close(REACHED)
     assert notes_of(notes) == [f"{NOT_RECORDED}heartbeats: {seconds}"]
+
+
+_SIGNALS = """
+import signal
+from baton.flows.with_prefect import recorder
+
+def connect():  # starts the server's threads, which inherit the mask of signals
+    raise OSError(f"blocked: {sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}")
+
+recorder.connect = connect
+recorder.main()
+"""
+
+
+def test_signals_end_neither_the_recorder_nor_its_server() -> None:
+    notes = EventRecorder()
+    start = partial(start_child, [sys.executable, "-c", _SIGNALS])
+    sink = Recorder(RUN, notes=notes, on_cancelled=lambda: None, start=start)
+    sink.emit(Begun())
+    sink.close(REACHED)
+    assert notes_of(notes) == [f"{NOT_RECORDED}OSError: blocked: {[signal.SIGINT, signal.SIGTERM]}"]
 
 
 # What a run imports before its first step, besides TensorFlow.
