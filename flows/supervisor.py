@@ -267,7 +267,14 @@ def _terminal_of(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     try:
         yield
     finally:
-        _give_terminal(os.getpgrp())
+        _take_terminal_from(process.pid)
+
+
+def _take_terminal_from(group: int) -> None:
+    """Take the terminal back from a process group, unless the shell has given it to another one meanwhile."""
+    with suppress(OSError):
+        if os.tcgetpgrp(0) == group:
+            _give_terminal(os.getpgrp())
 
 
 def _give_terminal(group: int) -> None:
@@ -288,7 +295,7 @@ def _wait_as_a_shell(process: "subprocess.Popen[bytes]") -> None:
             process.wait()
             return
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # takes notice of it
-        _give_terminal(os.getpgrp())
+        _take_terminal_from(process.pid)
         os.kill(0, signal.SIGTSTP)
         # From here on, the shell has let this process go on.
         if _has_terminal():

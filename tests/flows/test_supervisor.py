@@ -254,8 +254,9 @@ def read_until(terminal: int, words: bytes) -> bytes:
 def test_trainer_has_the_terminal_and_gives_it_back(program: Callable[[str], None]) -> None:
     program(
         """
-        print("got", input("name? "), flush=True)
+        name = input("name? ")
         try:
+            print("got", name, flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print("once", flush=True)
@@ -281,7 +282,8 @@ def test_trainer_has_the_terminal_and_gives_it_back(program: Callable[[str], Non
         os.close(terminal)
 
 
-def test_ctrl_z_stops_both_and_both_go_on(program: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("in_background", [False, True], ids=["fg", "bg"])
+def test_ctrl_z_stops_both_and_both_go_on(program: Callable[[str], None], in_background: bool) -> None:
     program(
         """
         print("begun", flush=True)
@@ -308,18 +310,19 @@ def test_ctrl_z_stops_both_and_both_go_on(program: Callable[[str], None]) -> Non
         os.write(1, b"stopped " + str(os.WSTOPSIG(status)).encode() + b"\n")
         go.touch()
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        os.tcsetpgrp(0, job)
+        os.tcsetpgrp(0, os.getpgrp() if in_background else job)
         os.killpg(job, signal.SIGCONT)
-        os.waitpid(job, 0)
+        os.waitpid(job, os.WUNTRACED)  # in the background, it stops when it reads
+        os.write(1, f"the shell has the terminal: {os.tcgetpgrp(0) == os.getpgrp()}\n".encode())
         os._exit(0)
     try:
         read_until(terminal, b"begun")
         os.write(terminal, b"\x1a")
-        shown = read_until(terminal, b"mine? ")
-        assert b"stopped 20" in shown
+        shown = read_until(terminal, b"the shell has the terminal: True" if in_background else b"mine? ")
         assert shown.index(b"stopped 20") < shown.index(b"went on") < shown.index(b"outcome 0")
-        os.write(terminal, b"yes\n")
-        read_until(terminal, b"yes\r\nyes")
+        if not in_background:
+            os.write(terminal, b"yes\n")
+            read_until(terminal, b"yes\r\nyes")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
