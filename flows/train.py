@@ -166,7 +166,13 @@ def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
             )
             result = admitted if isinstance(admitted, RelayResult) else _train_admitted(admitted, telemetry=telemetry)
     except (Terminated, KeyboardInterrupt) as fault:
-        return _ended_by_signal(fault, admitted, telemetry)
+        # All is committed, or given up. A signal that comes twice, as to a whole session, must not interrupt the rest.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            return _ended_by_signal(fault, admitted, telemetry)
+        finally:
+            if options.events is None:  # with a supervisor, the process ends now
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except SystemExit as fault:  # a library or the user's code called sys.exit
         ended = BatonError(f"something called sys.exit({fault.code!r}) before the command ended")
         return Ended(exit_code=ended.exit_code, error=ErrorReport.of(ended))
