@@ -70,7 +70,13 @@ class Words(str):
     def __new__(cls, *parts: str | Usage) -> Self:
         """Make a text of its parts."""
         words = super().__new__(cls, "".join(map(str, parts)))
-        words.parts = parts
+        kept: list[str | Usage] = []
+        for part in parts:
+            if isinstance(part, str) and kept and isinstance(kept[-1], str):
+                kept[-1] += part
+            else:
+                kept.append(part)
+        words.parts = tuple(kept)
         return words
 
     def __str__(self) -> str:

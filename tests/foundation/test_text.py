@@ -1,5 +1,7 @@
 """Messages with a headline, details and hints, and text that is safe to print."""
 
+from unittest.mock import ANY
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -7,7 +9,19 @@ from hypothesis import strategies as some
 from baton.tasks.foundation.contracts.identity import require_same_identity
 from baton.tasks.foundation.errors import IdentityChanged
 from baton.tasks.foundation.masking import masked
-from baton.tasks.foundation.text import abridged, counted, folded, listed, message, shown, with_place, wrapped_lines
+from baton.tasks.foundation.text import (
+    Usage,
+    abridged,
+    counted,
+    folded,
+    listed,
+    message,
+    option,
+    parts_of,
+    shown,
+    with_place,
+    wrapped_lines,
+)
 
 
 def test_message_has_headline_details_and_hints() -> None:
@@ -132,3 +146,10 @@ def test_long_text_is_searched_in_linear_time() -> None:
     parts = ("a-", "a://", "@", "password='", "password=\\", "a:b@", "%2540", "token: ", "--token ", "\t")
     for text in ("x://" + "a" * 100_000, *(part * (100_000 // len(part)) for part in parts)):
         assert len(shown(text)) < 5000
+
+
+def test_text_between_values_is_one_part() -> None:
+    words = message("name it:", details=["source: data.py:load"], hints=["or", "add " + option("accept", "data")])
+    assert words.partition("it:\n")[2].partition("\nhint: ") == ("  source: data.py:load", "\nhint: ", ANY)
+    assert [type(part) for part in parts_of(words)] == [str, Usage]
+    assert words.endswith("add --accept data")
