@@ -88,13 +88,16 @@ def train(
         return admitted if isinstance(admitted, RelayResult) else _train_admitted(admitted, runner, telemetry=telemetry)
 
 
-def _train_admitted(admitted: Admitted, runner: Runner | None = None, *, telemetry: Sink) -> RelayResult:
+def _train_admitted(
+    admitted: Admitted, runner: Runner | None = None, *, telemetry: Sink, look_again: bool = False
+) -> RelayResult:
     telemetry.emit(Begun())
     if runner is None:
         read_tip_ahead(admitted.run.spec, admitted.run.home, admitted.head)
         with fast_imports():
             import_stages(admitted.run.spec)
-        require_still_idle(admitted, telemetry=telemetry)
+        if look_again:  # who typed a command twice is told so; the log keeps the two apart anyway
+            require_still_idle(admitted, telemetry=telemetry)
     return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
 
 
@@ -164,7 +167,9 @@ def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
                 take_over=options.take_over,
                 telemetry=telemetry,
             )
-            result = admitted if isinstance(admitted, RelayResult) else _train_admitted(admitted, telemetry=telemetry)
+            if isinstance(admitted, RelayResult):
+                return _ended(run, admitted)
+            result = _train_admitted(admitted, telemetry=telemetry, look_again=options.events is not None)
     except (Terminated, KeyboardInterrupt) as fault:
         # All is committed, or given up. A signal that comes twice, as to a whole session, must not interrupt the rest.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -127,6 +127,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
             "from baton.tasks.foundation.telemetry.events import *\n"
             "stream = EventStream(int(sys.argv[-1]))\n"
             "time.sleep(float(os.environ.get('SLEEP', 0)))\n"
+            "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup, it is ignored
             "signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))\n" + lines
         )
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{CHECKOUT}")

@@ -101,7 +101,7 @@ def html_page(
         autoescape=True,  # names of metrics and layers are the user's
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,  # not what the page itself has as HTML
+        finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     )
     curves = replace(curves.thinned(), events=tuple(replace(event, text=clean(event.text)) for event in curves.events))
     return environment.get_template("page.html.jinja").render(

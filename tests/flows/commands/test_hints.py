@@ -179,14 +179,14 @@ def summary_of(*words: str, result: RelayResult) -> str:
     """The command behind `continue` in the last lines of `baton run`."""
     overrides = list(words[1::2])
     opened = OpenedRun.open(load_run_file(Path(RUN_FILE), overrides))
-    stream = io.StringIO()
+    stream, newest = io.StringIO(), opened.require_newest()
     print_summary(
         Console(stream),
-        RunFacts.of(opened, opened.require_newest()),
+        RunFacts.of(opened, newest),
         exit_reason=result.exit_reason,
         report_path=None,
         report_command="baton report",
-        continue_command=_continue_command(RUN_FILE, overrides, opened, result),
+        continue_command=_continue_command(RUN_FILE, overrides, opened.with_recorded_examples(newest.head), result),
     )
     found = re.search(r"^continue +(.*)$", stream.getvalue(), re.MULTILINE)
     assert found is not None
