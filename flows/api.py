@@ -39,7 +39,7 @@ from baton.flows.opened_run import (
     open_run,
     saved_run,
 )
-from baton.flows.supervisor import Trainer
+from baton.flows.supervisor import Trainer, trainer_words
 from baton.tasks.evaluate.export_target import Form, form_of, require_free_target, require_runtime
 from baton.tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -429,14 +429,19 @@ def run(
     run_file = load_run_file(Path(file), changes)
     opened = OpenedRun.open(run_file)
     require_lasting_storage(opened)
-    options = {"--until-step": until_step, "--max-segments": max_segments, "--max-seconds": max_seconds}
-    words = [word for change in changes for word in ("--set", change)]
-    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    words += ["--accept", ",".join(accepted)] if accepted else []
-    words += [word for word, given in (("--try-again", try_again), ("--take-over", take_over)) if given]
+    words = trainer_words(
+        run_file.path,
+        changes,
+        until_step=until_step,
+        max_segments=max_segments,
+        max_seconds=max_seconds,
+        accept=accepted,
+        try_again=try_again,
+        take_over=take_over,
+    )
     in_notebook = _is_notebook()
     readers: list[Sink] = [_NotebookProgress() if in_notebook else Console(sys.stderr)] if progress else []
-    trainer = Trainer([os.fspath(run_file.path), *words], readers, output=subprocess.PIPE if in_notebook else None)
+    trainer = Trainer(words, readers, output=subprocess.PIPE if in_notebook else None)
     outcome = trainer.wait(signal.SIGINT)
     if outcome.ended is not None and outcome.ended.stopped == "sigint":
         raise KeyboardInterrupt

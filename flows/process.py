@@ -45,16 +45,10 @@ _LAST_SECONDS = 10.0
 @dataclass(slots=True)
 class _ExitState:
     code: int | None = None
-    skip_prefect: bool = False
 
 
 # One per process: `atexit` calls `_exit` without arguments.
 _STATE = _ExitState()
-
-
-def skip_prefect_shutdown() -> None:
-    """Exit without waiting for Prefect, which would retry an unreachable API for minutes."""
-    _STATE.skip_prefect = True
 
 
 def exits_with(code: int) -> int:
@@ -73,9 +67,6 @@ def exits_with(code: int) -> int:
     # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.
     PROCESS_DEADLINE.start(_LAST_SECONDS)
     limit_exit(code)
-    if _STATE.skip_prefect:
-        # Python waits for Prefect's threads before it calls the registered functions.
-        atexit._run_exitfuncs()
     return code
 
 
@@ -143,11 +134,6 @@ def is_clean_stop(fault: BaseException) -> bool:
     """Whether a signal ended the work, and nothing failed before: what was trained is committed."""
     is_signal = not isinstance(fault, Exception | SystemExit)
     return is_signal and not any(isinstance(each, BatonError) for each in _chain(fault))
-
-
-def error_words(fault: BaseException) -> str:
-    """The class and the message of an error, without secrets."""
-    return masked(f"{type(fault).__name__}: {fault}".strip(": "))
 
 
 def stop_reason(fault: BaseException) -> str:

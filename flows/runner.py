@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from baton.flows.process import error_words, is_clean_stop
+from baton.flows.process import is_clean_stop
 from baton.tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from baton.tasks.foundation.contracts.base import Contract
 from baton.tasks.foundation.contracts.log_entry import Environment, Head
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.contracts.stage_calls import StageCall
+from baton.tasks.foundation.errors import error_words
 from baton.tasks.foundation.machine.collectives import OneHost
 from baton.tasks.foundation.machine.host_link import HostLink
 from baton.tasks.foundation.stage import Place, Stage

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final
 
 from baton.flows.process import ChildSettings, start_module
@@ -32,6 +33,27 @@ _LOGGER = logging.getLogger(__name__)
 _MODULE: Final = "baton.flows.train"
 _LINES_SHOWN: Final = 15
 _READ_BYTES: Final = 1 << 16
+
+
+def trainer_words(
+    file: Path,
+    overrides: Sequence[str],
+    *,
+    until_step: int | None = None,
+    max_segments: int | None = None,
+    max_seconds: float | None = None,
+    cuts: Sequence[int] = (),
+    accept: Sequence[str] = (),
+    try_again: bool = False,
+    take_over: bool = False,
+) -> list[str]:
+    """Return the arguments of `baton.flows.train`, where they are explained."""
+    words = [os.fspath(file), *(word for each in overrides for word in ("--set", each))]
+    words += [word for step in cuts for word in ("--cut-at", str(step))]
+    words += ["--accept", ",".join(accept)] if accept else []
+    words += [word for word, is_set in (("--try-again", try_again), ("--take-over", take_over)) if is_set]
+    numbers = {"--max-segments": max_segments, "--max-seconds": max_seconds, "--until-step": until_step}
+    return words + [word for name, value in numbers.items() if value is not None for word in (name, str(value))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

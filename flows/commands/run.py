@@ -23,7 +23,7 @@ from baton.flows.process import has_temporary_home, stop_reason
 from baton.flows.process_start import fast_imports
 from baton.flows.result import RelayResult, leaves_time, report_end, result_of_interrupted
 from baton.flows.runner import import_stages
-from baton.flows.supervisor import Trainer
+from baton.flows.supervisor import Trainer, trainer_words
 from baton.flows.with_prefect.server import set_quiet_defaults
 from baton.tasks.foundation.contracts.identity import accepted_keys
 from baton.tasks.foundation.contracts.log_entry import Entry, Totals
@@ -74,11 +74,16 @@ def run(
         Console(sys.stderr if as_json else sys.stdout) as console,
         warnings_as_notes(console),
     ):
-        words = [os.fspath(run_file.path), *(word for each in overrides or [] for word in ("--set", each))]
-        numbers = {"until-step": until_step, "max-segments": max_segments, "max-seconds": max_seconds}
-        words += [word for name, each in numbers.items() if each is not None for word in (f"--{name}", str(each))]
-        words += ["--accept", ",".join(accepted)] if accepted else []
-        words += [word for word, is_set in (("--try-again", try_again), ("--take-over", take_over)) if is_set]
+        words = trainer_words(
+            run_file.path,
+            overrides or [],
+            until_step=until_step,
+            max_segments=max_segments,
+            max_seconds=max_seconds,
+            accept=accepted,
+            try_again=try_again,
+            take_over=take_over,
+        )
         parameters = {
             "run_file": str(opened.file),
             "overrides": [masked(override) for override in overrides or []],  # Prefect stores them

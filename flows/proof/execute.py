@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from baton.flows.proof.compare import SavedState, saved_state
-from baton.flows.supervisor import Outcome, Trainer
+from baton.flows.supervisor import Outcome, Trainer, trainer_words
 from baton.tasks.foundation.contracts.checkpoint import CheckpointRef
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.machine.cluster import Cluster, several_hosts
@@ -57,9 +57,7 @@ class Execution:
     def arguments(self) -> list[str]:
         """Return the arguments for `baton.flows.train`."""
         place = (f"run={self.name}", f"storage={json.dumps(os.fspath(self.storage))}")
-        options = [word for setting in (*self.settings, *place) for word in ("--set", setting)]
-        cuts = [word for step in self.cuts for word in ("--cut-at", str(step))]
-        return [os.fspath(self.file), *options, *cuts, "--until-step", str(self.steps)]
+        return trainer_words(self.file, (*self.settings, *place), cuts=self.cuts, until_step=self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from baton.flows.process import error_words, is_clean_stop, stop_reason
+from baton.flows.process import is_clean_stop, stop_reason
 from baton.flows.runner import InProcess, Runner
 from baton.flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
 from baton.flows.with_prefect.task_runs import PrefectTasks
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
-from baton.tasks.foundation.errors import BatonError, BlowUp
+from baton.tasks.foundation.errors import BatonError, BlowUp, error_words
 from baton.tasks.foundation.machine.stops import RESUMABLE
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink

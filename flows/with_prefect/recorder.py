@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from baton.flows.opened_run import OpenedRun
-from baton.flows.process import error_words, exits_with, mask_library_output, start_module
+from baton.flows.process import exits_with, mask_library_output, start_module
 from baton.flows.process_start import fast_imports
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
 from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, state_of, target_name
 from baton.flows.with_prefect.server import connect
 from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
 from baton.tasks.foundation.contracts.run_file import load_run_file
-from baton.tasks.foundation.errors import BatonError
+from baton.tasks.foundation.errors import BatonError, error_words
 from baton.tasks.foundation.telemetry.events import Begun, Ended, Event, Note, Several, Sink, line_of, tell
 
 if TYPE_CHECKING:

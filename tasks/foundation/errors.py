@@ -281,6 +281,11 @@ def errors_worded(face: Callable[[Usage], str]) -> Iterator[None]:
         raise
 
 
+def error_words(error: BaseException) -> str:
+    """The class and the message of an error, without secrets."""
+    return masked(f"{type(error).__name__}: {error}".strip(": "))
+
+
 def whole_traceback(error: BaseException) -> str | None:
     """Return the traceback of an error and of its causes, without secrets, and without its middle if it is very long.
 

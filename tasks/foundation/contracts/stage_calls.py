@@ -17,8 +17,7 @@ from baton.tasks.foundation.contracts.data_spec import SetName
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import Environment, SegmentRequest, SegmentResult
 from baton.tasks.foundation.contracts.run_spec import RunSpec
-from baton.tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
-from baton.tasks.foundation.masking import masked
+from baton.tasks.foundation.errors import BatonError, InvalidInput, error_words, whole_traceback
 from baton.tasks.foundation.text import Usage, Words, parts_of
 
 
@@ -170,8 +169,7 @@ class ErrorReport(Contract):
     def of(cls, error: BaseException) -> Self:
         """The report of an error; of one that nobody expects the message has its class, too, and no secrets."""
         if not isinstance(error, BatonError):
-            words = masked(f"{type(error).__name__}: {error}".strip(": "))
-            return cls(error=type(error).__name__, message=words, traceback=whole_traceback(error))
+            return cls(error=type(error).__name__, message=error_words(error), traceback=whole_traceback(error))
         parts = parts_of(str(error))
         name, *bases = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BatonError))
         return cls(
