@@ -140,8 +140,6 @@ class Trainer:
         self._killed = False
         self._printed: deque[str] = deque(maxlen=_LINES_SHOWN)
         events, its_events = os.pipe()
-        over, closed_when_over = os.pipe()
-        self._over: int | None = closed_when_over
         settings: ChildSettings = {
             "stdin": None if _has_terminal() and not own_session else subprocess.DEVNULL,
             "stdout": output,
@@ -159,8 +157,13 @@ class Trainer:
                 blocked=STOP_SIGNALS,  # until it can handle them
                 **settings,
             )
+        except OSError:
+            os.close(events)
+            raise
         finally:
             os.close(its_events)
+        over, closed_when_over = os.pipe()
+        self._over: int | None = closed_when_over
         self._thread = threading.Thread(target=self._read, args=(events, over), name="baton-reader", daemon=True)
         self._thread.start()
 
@@ -188,8 +191,10 @@ class Trainer:
 
     def send(self, number: int) -> None:
         """Send it a signal. It commits and ends."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        # Not `Popen.send_signal`, which may collect the exit code that `wait` is waiting for.
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     def wait(self, *forwarded: signal.Signals) -> Outcome:
         """Wait for its end.
@@ -226,23 +231,31 @@ class Trainer:
         for descriptor in begun:
             os.set_blocking(descriptor, False)
         is_over = False
-        while begun and not is_over:
-            is_over = over in select.select([*begun, over], [], [])[0]
-            for descriptor in list(begun):
-                self._drain(descriptor, begun, is_event=descriptor == events)
+        while begun:
+            is_over = is_over or over in select.select([*begun, over], [], [])[0]
+            # Of each in turn, so that one without a pause delays no other.
+            found = [self._read_block(descriptor, begun, is_event=descriptor == events) for descriptor in list(begun)]
+            if is_over and not any(found):
+                break
         for descriptor in (events, over):
             os.close(descriptor)
 
-    def _drain(self, descriptor: int, begun: dict[int, bytes], *, is_event: bool) -> None:
-        """Read what a pipe has now; at its end, drop it from `begun`, which has the line that is not whole yet."""
-        with suppress(BlockingIOError):
-            while data := os.read(descriptor, _READ_BYTES):
-                *lines, begun[descriptor] = (begun[descriptor] + data).split(b"\n")
-                for line in lines:
-                    self._receive(line, is_event=is_event)
-            rest = begun.pop(descriptor)
-            if rest and not is_event:
-                self._receive(rest, is_event=False)
+    def _read_block(self, descriptor: int, begun: dict[int, bytes], *, is_event: bool) -> bool:
+        """Read some of what a pipe has now; at its end, drop it from `begun`, which has the line that is not whole yet.
+
+        Returns:
+            Whether there was anything.
+        """
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        *lines, begun[descriptor] = (begun[descriptor] + data).split(b"\n")
+        for line in lines:
+            self._receive(line, is_event=is_event)
+        if not data and (rest := begun.pop(descriptor)) and not is_event:
+            self._receive(rest, is_event=False)
+        return bool(data)
 
     def _receive(self, line: bytes, *, is_event: bool) -> None:
         if not is_event:

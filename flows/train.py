@@ -96,7 +96,7 @@ def _train_admitted(
         read_tip_ahead(admitted.run.spec, admitted.run.home, admitted.head)
         with fast_imports():
             import_stages(admitted.run.spec)
-        if look_again:  # who typed a command twice is told so; the log keeps the two apart anyway
+        if look_again:  # of two commands that start at once, one says so; the log keeps them apart anyway
             require_still_idle(admitted, telemetry=telemetry)
     return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
 

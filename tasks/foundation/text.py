@@ -9,6 +9,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, Self
 
 from baton.tasks.foundation.masking import masked
@@ -70,13 +71,8 @@ class Words(str):
     def __new__(cls, *parts: str | Usage) -> Self:
         """Make a text of its parts."""
         words = super().__new__(cls, "".join(map(str, parts)))
-        kept: list[str | Usage] = []
-        for part in parts:
-            if isinstance(part, str) and kept and isinstance(kept[-1], str):
-                kept[-1] += part
-            else:
-                kept.append(part)
-        words.parts = tuple(kept)
+        rows = groupby(parts, key=lambda part: isinstance(part, str))
+        words.parts = tuple(part for is_text, row in rows for part in (["".join(map(str, row))] if is_text else row))
         return words
 
     def __str__(self) -> str:

@@ -113,7 +113,8 @@ def test_stopped_process_leaves_whatever_waits(file: Path, tmp_path: Path, comma
         )
     try:
         wait_until(lambda: b"waiting" in output.read_bytes(), process)
-        for pid in (process.pid, *forked.descendants(process.pid)):  # as the end of a session does
+        # As the end of a session does; the youngest first, so that the pool's child ends with the lock.
+        for pid in reversed((process.pid, *forked.descendants(process.pid))):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         code = process.wait(120)

@@ -183,6 +183,41 @@ def test_child_that_holds_the_pipes_delays_no_end(program: Callable[[str], None]
     assert (outcome.ended, outcome.printed) == (Ended(exit_code=0), ("last",))
 
 
+def test_output_without_pause_delays_no_event(program: Callable[[str], None]) -> None:
+    program(
+        """
+        import threading
+        threading.Timer(0.5, lambda: stream.emit(Note(text="in between"))).start()
+        while True:
+            print("on and on", flush=True)
+        """
+    )
+
+    def on(event: Event) -> None:
+        if isinstance(event, Note):
+            trainer.kill()
+        else:
+            time.sleep(0.001)  # slower than it prints
+
+    trainer = Trainer([], [Kept(on)], output=subprocess.PIPE)
+    assert trainer.wait().returncode == -signal.SIGKILL
+
+
+def test_signal_for_a_trainer_that_has_just_ended_takes_its_end_from_nobody(
+    program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("sys.exit(3)")
+    trainer, wait = Trainer([], []), os.waitid
+
+    def signalled(*arguments: Any) -> Any:
+        wait(*arguments)
+        trainer.send(signal.SIGTERM)  # as a handler does between the end and Python's return from the call
+        return wait(*arguments)
+
+    monkeypatch.setattr(os, "waitid", signalled)
+    assert trainer.wait().returncode == 3
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

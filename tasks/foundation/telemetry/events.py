@@ -2,8 +2,8 @@
 
 Events leave a process as lines of JSON, each an object with the event's class, its fields, and the number of the stage
 that it belongs to. `EventStream` writes them to a pipe; `tell` reads a line, and tells a sink. Nobody waits for who
-reads: what does not fit into the pipe waits in memory, and is dropped when that is too much. The last event, `Ended`,
-is never dropped.
+reads: what does not fit into the pipe waits in memory, and is dropped when that is too much. For the last event,
+`Ended`, there are some seconds.
 """
 
 import json
@@ -276,7 +276,7 @@ class Several:
 
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
 _MOST_LINES: Final = 10_000  # that wait for a reader
-_LAST_SECONDS: Final = 5.0  # so long may a reader take for what it is told last
+_LAST_SECONDS: Final = 5.0  # for the last event
 _STAGE: ContextVar[int | None] = ContextVar("stage", default=None)
 
 
