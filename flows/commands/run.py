@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from baton.flows.admit import Admitted, admit, require_lasting_storage
+from baton.flows.admit import require_lasting_storage
 from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from baton.flows.commands.output import command_line, commands_to_paste, say_json
 from baton.flows.facts import RunFacts
 from baton.flows.host_checks import refusals_told
 from baton.flows.opened_run import Goal, OpenedRun, override_to_continue
 from baton.flows.process import has_temporary_home, stop_reason
-from baton.flows.process_start import fast_imports
-from baton.flows.result import RelayResult, leaves_time, report_end, result_of_interrupted
-from baton.flows.runner import import_stages
+from baton.flows.result import RelayResult, leaves_time, report_end
 from baton.flows.supervisor import Trainer, trainer_words
 from baton.flows.with_prefect.server import set_quiet_defaults
 from baton.tasks.foundation.contracts.identity import accepted_keys
@@ -65,7 +63,7 @@ def run(
     """Train a run file to its target, or continue it."""
     with refusals_told(file, overrides or [], note=partial(typer.echo, err=True)):
         run_file = load_run_file(file, overrides or [])
-        goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+        Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
         accepted = accepted_keys(accept)
         opened = OpenedRun.open(run_file)
         require_lasting_storage(opened)
@@ -95,26 +93,16 @@ def run(
             "take_over": take_over,
         }
         set_quiet_defaults()
-        if opened.spec.stages.remote():
-
-            def admission(telemetry: Sink) -> Admitted | RelayResult:
-                options = {"try_again": try_again, "take_over": take_over}
-                return admit(opened, goal, accept=accepted, **options, telemetry=telemetry)
-
-            sinks = Several((_Start(opened, console), console))
-            result, newest = _train_in_flow_run(opened, admission, parameters, sinks), None
-        else:
-            ended = _train(opened, words, overrides or [], parameters, console)
-            if ended.crashed:  # with an exit code of its own, it has said why
-                if ended.exit_code != BatonError.exit_code:
-                    return ended.exit_code
-                raise BatonError(ended.crashed)
-            if ended.error is not None and not ended.error.is_expected:
-                raise BatonError(message(ended.error.message, hints=[_UNEXPECTED]))
-            if ended.error is not None:
-                raise ended.error.to_error()
-            result = RelayResult.model_validate_json(ended.result) if ended.result else None
-            newest = Entry.model_validate_json(ended.entry) if ended.entry else None
+        ended = _train(opened, words, overrides or [], parameters, console)
+        if ended.crashed:  # with an exit code of its own, it has said why
+            if ended.exit_code != BatonError.exit_code:
+                return ended.exit_code
+            raise BatonError(ended.crashed)
+        if ended.error is not None and not ended.error.is_expected:
+            raise BatonError(message(ended.error.message, hints=[_UNEXPECTED]))
+        if ended.error is not None:
+            raise ended.error.to_error()
+        result = RelayResult.model_validate_json(ended.result) if ended.result else None
         if result is not None and not leaves_time(result.exit_reason) and is_chief(opened.spec.accelerator, os.environ):
             # All is committed, and Prefect knows it: nothing is lost if the machine goes meanwhile.
             result = result.model_copy(update={"report": report_end(opened, console)})
@@ -122,7 +110,8 @@ def run(
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
         else:
-            given, newest = (os.fspath(file), overrides or []), newest or opened.require_newest()
+            given = (os.fspath(file), overrides or [])
+            newest = Entry.model_validate_json(ended.entry) if ended.entry else opened.require_newest()
             print_summary(
                 console,
                 RunFacts.as_known(opened, newest),
@@ -147,6 +136,8 @@ def _train(
     from baton.flows.with_prefect.recorder import Recorder
 
     readers: list[Sink] = [_Start(run, console)]
+    if run.spec.stages.remote():
+        return _train_in_flow_run(run, words, parameters, Several((*readers, console)))
     recorder = None
     if is_chief(run.spec.accelerator, os.environ):
         of_run = {
@@ -180,29 +171,17 @@ class _Start:
                 self.console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
 
 
-def _train_in_flow_run(
-    run: OpenedRun, admission: Callable[[Sink], Admitted | RelayResult], parameters: Mapping[str, object], sink: Sink
-) -> RelayResult | None:
-    """Train in this process, within a flow run, whose children the stages in other processes are."""
+def _train_in_flow_run(run: OpenedRun, words: Sequence[str], parameters: Mapping[str, object], sink: Sink) -> Ended:
+    """Train within a flow run of this process, whose children the stages in other processes are."""
     from baton.flows.with_prefect.server import connect
 
-    admitted: Admitted | RelayResult | None = None
     try:
-        admitted = admission(sink)
-        if isinstance(admitted, RelayResult):
-            return admitted
-        sink.emit(Begun())
-        with fast_imports():
-            import_stages(run.spec)
         connect()
-        from baton.flows.with_prefect.run_flows import train_in_flow_run  # imports Prefect
+        from baton.flows.with_prefect.run_flows import train_as_train_run  # imports Prefect
 
-        return train_in_flow_run(admitted, parameters, console=sink)
-    except (Terminated, KeyboardInterrupt) as fault:
-        if not isinstance(admitted, Admitted):
-            return None
-        reason = stop_reason(fault)
-        return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=sink)
+        return train_as_train_run(run, words, parameters, console=sink)
+    except (Terminated, KeyboardInterrupt) as fault:  # before the trainer has begun
+        return Ended(exit_code=RESUMABLE, stopped=stop_reason(fault))
 
 
 def print_summary(

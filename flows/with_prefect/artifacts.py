@@ -3,7 +3,7 @@
 They are a progress bar and one page, which links to the run's report and has a table of the newest commits.
 
 A commit is also an event of the flow run, `baton.commit`, so that an automation notices when none comes. After it, the
-state of the flow run is read: if it was cancelled, the process stops. A worker tells its processes, but may be gone.
+state of the flow run is read: if it was cancelled, the training stops. A worker tells its processes, but may be gone.
 
 Of two processes that race for one home, the one that commits writes the artifacts: Prefect shows the newest of a key.
 
@@ -14,9 +14,7 @@ An update costs the same however long the log is.
 
 import contextvars
 import hashlib
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +30,6 @@ from uuid import UUID
 
 from baton.flows.facts import RunFacts, RunStatus
 from baton.flows.opened_run import OpenedRun
-from baton.flows.process import is_clean_stop
 from baton.tasks.evaluate.report.page import PAGE
 from baton.tasks.evaluate.report.sections import Cell, Table, checkpoint_cells, number
 from baton.tasks.foundation.contracts.log_entry import Head
@@ -40,7 +37,6 @@ from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.log.attempts import is_alive
 from baton.tasks.foundation.log.history import commit_of, newest_commits
 from baton.tasks.foundation.log.log import RunLog
-from baton.tasks.foundation.machine.stops import PROCESS_STOP, Terminated
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 from baton.tasks.foundation.telemetry.formatting import duration_words, metric_words, step_words
@@ -269,26 +265,10 @@ class PrefectArtifacts:
         return found[0].id if found else None
 
 
-class FlowRunCancelled(Terminated):
-    """The flow run was cancelled, so this process has stopped itself as by SIGTERM."""
-
-
-def is_stoppable() -> bool:
-    """Whether a SIGTERM ends this process in order: without a handler it would end before it commits."""
-    return PROCESS_STOP.last_stop is None and callable(signal.getsignal(signal.SIGTERM))
-
-
-def stop_as_cancelled(notes: Sink) -> None:
-    """Stop this process as a SIGTERM of its worker would, because its flow run was cancelled."""
-    notes.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 class ArtifactPublisher:
     """A `Sink` that keeps the artifacts of a flow run up to date; outside a flow run it does nothing.
 
-    Use it as a context manager: on exit it writes the last state, if the server accepts it within a few seconds,
-    and raises `FlowRunCancelled` if that is why this process was stopped.
+    Use it as a context manager: on exit it writes the last state, if the server accepts it within a few seconds.
     """
 
     def __init__(
@@ -298,7 +278,7 @@ class ArtifactPublisher:
         only_progress: bool = False,
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
         store: PrefectArtifacts | None = None,
-        on_cancelled: Callable[[], None] | None = None,
+        on_cancelled: Callable[[], None] = lambda: None,
         request_seconds: float = _REQUEST_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -309,7 +289,7 @@ class ArtifactPublisher:
             only_progress: for a stage's flow run, whose parent shows the other artifacts.
             notes: receives one warning if Prefect's API does not accept artifacts.
             store: stores the artifacts; None: Prefect's API, for the flow run of the context.
-            on_cancelled: called after a commit if the flow run was cancelled; None: this process stops.
+            on_cancelled: called in the thread, after each commit, if the flow run was cancelled.
             request_seconds: limit of one request, and of the last update.
             clock: monotonic time in seconds.
         """
@@ -317,7 +297,7 @@ class ArtifactPublisher:
         self._log = run.log
         self._notes = notes
         self._store = store
-        self._on_cancelled = self._stop if on_cancelled is None else on_cancelled
+        self._on_cancelled = on_cancelled
         self._request_seconds = request_seconds
         self._clock = clock
         self._changed = threading.Condition()
@@ -331,7 +311,6 @@ class ArtifactPublisher:
         self._own: set[str] = set()  # paths of the checkpoints that this process committed
         self._closing = False
         self._warned = False
-        self._cancelled = False  # the flow run was, so this process stops
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -354,8 +333,6 @@ class ArtifactPublisher:
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
-        if self._cancelled and fault is not None and is_clean_stop(fault):
-            raise FlowRunCancelled
 
     def emit(self, event: Event) -> None:
         """Mark the artifacts that an event changes; the thread writes them. Never raises."""
@@ -445,13 +422,6 @@ class ArtifactPublisher:
                 self._store.emit_commit(step)
                 if not self._closing and self._store.is_cancelled():
                     self._on_cancelled()
-
-    def _stop(self) -> None:
-        with self._changed:
-            if self._closing or not is_stoppable():
-                return
-            self._cancelled = True
-        stop_as_cancelled(self._notes)
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""

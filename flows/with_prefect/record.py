@@ -1,23 +1,26 @@
 """What Prefect shows of a run: the log of a flow run, its tags and its last state; and the relay within a flow run.
 
-The flow run of a training belongs to a deployment's process, or one with stages in other processes, where the relay
-runs in the flow (`recorded_relay`); or to the process that records what a command does (`recorder.py`).
+The flow run of a training belongs to the process that supervises the trainer (`train_in_flow_run`): a deployment's,
+or a command's with stages in other processes. Or it belongs to the process that records what a command does
+(`recorder.py`).
 """
 
 import logging
-import uuid
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from baton.flows.process import is_clean_stop, stop_reason
-from baton.flows.runner import InProcess, Runner
-from baton.flows.with_prefect.artifacts import ArtifactPublisher, FlowRunCancelled
-from baton.flows.with_prefect.task_runs import PrefectTasks
+from baton.flows.supervisor import Trainer
+from baton.flows.with_prefect.artifacts import ArtifactPublisher
+from baton.flows.with_prefect.internals import worker_shield
+from baton.flows.with_prefect.task_runs import LAST_RECORDS_SECONDS, PrefectTasks
 from baton.tasks.foundation.contracts.run_spec import RunSpec
-from baton.tasks.foundation.contracts.stage_calls import ErrorReport
-from baton.tasks.foundation.errors import BatonError, BlowUp, error_words
-from baton.tasks.foundation.machine.stops import RESUMABLE
+from baton.tasks.foundation.errors import BatonError, BlowUp
+from baton.tasks.foundation.machine.stops import STOP_SIGNALS
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
 from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
@@ -26,7 +29,6 @@ from baton.tasks.foundation.text import counted, shown, shown_lines
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-    from baton.flows.admit import Admitted
     from baton.flows.opened_run import OpenedRun
     from baton.flows.result import RelayResult
 
@@ -44,18 +46,6 @@ def target_name(spec: RunSpec, until_step: int | None) -> str:
     """Name of a flow run that trains: the run and its target, as `digits-cnn → 2000`."""
     target = until_step or spec.train.known_target
     return f"{spec.run} → {f'epoch {spec.train.epochs:g}' if target is None else target}"
-
-
-def ended_by(fault: BaseException) -> Ended:
-    """The end of a training in this process that raised an error."""
-    if isinstance(fault, FlowRunCancelled):
-        return Ended(exit_code=RESUMABLE, stopped=CANCELLED)
-    if is_clean_stop(fault):
-        return Ended(exit_code=RESUMABLE, stopped=stop_reason(fault))
-    if not isinstance(fault, Exception):
-        return Ended(exit_code=BatonError.exit_code, crashed=error_words(fault))
-    exit_code = fault.exit_code if isinstance(fault, BatonError) else BatonError.exit_code
-    return Ended(exit_code=exit_code, error=ErrorReport.of(fault))
 
 
 def state_of(ended: Ended, spec: RunSpec) -> "State[R]":
@@ -211,33 +201,53 @@ def tag_flow_run(spec: RunSpec, telemetry: Sink) -> None:
         telemetry.emit(Note(text=f"the flow run lacks the tags {', '.join(missing)} in Prefect ({why})", warning=True))
 
 
-def recorded_relay(
-    run: "OpenedRun", admission: "Callable[[Sink], Admitted | RelayResult]", *, telemetry: Sink, whole_process: bool
-) -> "RelayResult":
-    """Train a run as the current flow run.
+@contextmanager
+def recorded(
+    run: "OpenedRun",
+    *,
+    notes: Sink,
+    on_cancelled: Callable[[], None],
+    logger: Sink,
+    seconds: float = LAST_RECORDS_SECONDS,
+) -> Iterator[Sink]:
+    """Give a sink that records the events of a training in the current flow run: task runs, log and artifacts.
 
     Args:
-        run: the opened run.
-        admission: admits it; a result in place of the admitted run ends the flow run at once.
-        whole_process: whether the process runs only this.
-
-    Raises:
-        FlowRunCancelled: the flow run was cancelled, and its worker did not say so.
+        run: what is trained; its log is read.
+        notes: receives what Prefect does not record.
+        on_cancelled: called in a thread, perhaps repeatedly, when the flow run was cancelled.
+        logger: keeps the flow run's log.
+        seconds: so long may Prefect take for the last task runs, when the training has ended.
     """
-    # An image whose stages only move files has not what the relay needs.
-    from baton.flows.relay import relay
-    from baton.flows.result import RelayResult
+    with ArtifactPublisher(run, notes=notes, on_cancelled=on_cancelled) as publisher, PrefectTasks(notes) as tasks:
+        yield Several((tasks, logger, publisher))
+        tasks.end_all()
+        tasks.close(seconds)
 
-    attempt = uuid.uuid4().hex
-    with ArtifactPublisher(run, notes=telemetry) as publisher, PrefectTasks(telemetry) as tasks:
-        sinks = Several((tasks, telemetry, publisher))
-        admitted = admission(sinks)
-        if isinstance(admitted, RelayResult):
-            return admitted
-        runner: Runner = InProcess()
-        if run.spec.stages.remote():
-            from baton.flows.with_prefect.remote_stage import runner_for  # imports Prefect
 
-            limit = admitted.goal.max_seconds
-            runner = runner_for(run.spec, runner, attempt=attempt, telemetry=sinks, max_seconds=limit)
-        return relay(admitted, runner, telemetry=sinks, attempt=attempt, whole_process=whole_process)
+def train_in_flow_run(run: "OpenedRun", words: Sequence[str], *, logger: Sink) -> Ended:
+    """Have a trainer train a run, and record it in the current flow run.
+
+    Signals of this process are passed on to the trainer meanwhile. A worker that is lost, or a lease that cannot be
+    renewed, ends the flow run when the trainer has ended.
+
+    Args:
+        run: what is trained.
+        words: the trainer's arguments.
+        logger: keeps the flow run's log.
+
+    Returns:
+        How the training ended.
+    """
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        if not cancelled.is_set():
+            cancelled.set()
+            logger.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
+            trainer.send(signal.SIGTERM)
+
+    with worker_shield(), recorded(run, notes=logger, on_cancelled=cancel, logger=logger) as reader:
+        trainer = Trainer(words, [reader])
+        ended = trainer.wait(*STOP_SIGNALS).end(f"the training {run.name}")
+    return replace(ended, stopped=CANCELLED) if cancelled.is_set() and ended.stopped else ended

@@ -28,10 +28,9 @@ from typing import IO, TYPE_CHECKING, Final
 from baton.flows.opened_run import OpenedRun
 from baton.flows.process import exits_with, mask_library_output, start_module
 from baton.flows.process_start import fast_imports
-from baton.flows.with_prefect.artifacts import ArtifactPublisher
-from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, state_of, target_name
+from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, recorded, state_of
 from baton.flows.with_prefect.server import connect
-from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage
+from baton.flows.with_prefect.task_runs import logger_of_stage
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError, error_words
 from baton.tasks.foundation.telemetry.events import Begun, Ended, Event, Note, Several, Sink, line_of, tell
@@ -206,8 +205,7 @@ def main() -> int:
         # With heartbeats a flow run ends up to a second later. An embedded server, which ends with it, needs none.
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_embedded else {}):
             known = run.with_recorded_examples(run.log.head()).spec
-            name = target_name(known, given["parameters"]["until_step"])
-            run_as_train_run(work, known, name=name, parameters=given["parameters"])
+            run_as_train_run(work, known, given["parameters"])
     except BaseException as fault:  # noqa: BLE001 - the command notes it
         why = str(fault) if isinstance(fault, BatonError) else error_words(fault)
         answers.send(absent=why.splitlines()[0])
@@ -231,15 +229,14 @@ def _record(run: OpenedRun, answers: _Answers) -> "State[object]":
     answers.send(state="begun")
     last = _LastEvent()
     cancelled = functools.partial(answers.send, cancelled=True)
-    with ArtifactPublisher(run, notes=answers, on_cancelled=cancelled) as publisher, PrefectTasks(answers) as tasks:
-        sinks = Several((tasks, PrefectRunLogger(logger_of_stage), publisher, last))
+    logger = PrefectRunLogger(logger_of_stage)
+    with recorded(run, notes=answers, on_cancelled=cancelled, logger=logger, seconds=_STOP_SECONDS) as reader:
+        sinks = Several((reader, last))
         for line in sys.stdin:
             tell(sinks, line)
             if last.ended is not None:
                 break
-        ended = last.ended or Ended(exit_code=-1, crashed="the process of the command has ended")
-        tasks.end_all()
-        tasks.close(_STOP_SECONDS)
+    ended = last.ended or Ended(exit_code=-1, crashed="the process of the command has ended")
     return state_of(ended, run.spec)
 
 

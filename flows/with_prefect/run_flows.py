@@ -12,39 +12,35 @@ This file is not called flows.py: Prefect loads it by its path, with its folder 
 import functools
 import secrets
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from baton.flows.admit import Admitted, admit, require_still_idle
 from baton.flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from baton.flows.host_checks import refusals_told
-from baton.flows.opened_run import Goal, OpenedRun, open_run, require_address, run_of_deployment, write_run_file
-from baton.flows.process import keep_main_module_from_children, mask_library_output
+from baton.flows.opened_run import OpenedRun, open_run, require_address, run_of_deployment, write_run_file
+from baton.flows.process import mask_library_output
 from baton.flows.proof.choose import Choice
 from baton.flows.proof.receipt import audit_in_scratch, receipt_lines
 from baton.flows.result import RelayResult
 from baton.flows.runner import InProcess, StageStopped
+from baton.flows.supervisor import trainer_words
 from baton.flows.verification import Findings, verify_home
-from baton.flows.with_prefect.artifacts import FlowRunCancelled
-from baton.flows.with_prefect.internals import worker_shield
 from baton.flows.with_prefect.record import (
+    CANCELLED,
     MACHINE_GOES,
     PrefectRunLogger,
-    cancelled,
-    ended_by,
     failed,
-    final_state,
-    recorded_relay,
     state_of,
     tag_flow_run,
     tags_of,
     target_name,
+    train_in_flow_run,
 )
 from baton.flows.with_prefect.remote_stage import runner_for
 from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
@@ -58,24 +54,11 @@ from baton.tasks.foundation.errors import BatonError, RunAtWork
 from baton.tasks.foundation.log.receipts import store_receipt
 from baton.tasks.foundation.machine.environment import quiet_tensorflow
 from baton.tasks.foundation.machine.tpu import announce_tpu
-from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from baton.tasks.foundation.telemetry.events import Note, Several, Sink, warnings_as_notes
+from baton.tasks.foundation.telemetry.events import Ended, Note, Several, Sink, warnings_as_notes
 
 quiet_tensorflow()
 mask_library_output()
 announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
-
-
-class MachineIsGoing(TerminationSignal):
-    """The metadata server announced the end of this machine; Prefect treats it like SIGTERM.
-
-    Attributes:
-        reason: preempted or maintenance.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(signal=signal.SIGTERM)
-        self.reason = reason
 
 
 def train_run_name() -> str:
@@ -127,24 +110,26 @@ def train_run(
         try_again: forget earlier attempts without progress.
         take_over: start even if another process trains the run; without it the flow run is `Stopped` at once.
     """
-    PROCESS_DEADLINE.clear()
-    keep_main_module_from_children(only_of="prefect")
+    file, settings = Path(run_file), overrides or []
     try:
-        with refusals_told(Path(run_file), overrides or [], note=lambda text: PrefectRunLogger().emit(Note(text=text))):
-            run = OpenedRun.open(load_run_file(Path(run_file), overrides or []))
-            goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
-            accepted = accepted_keys(",".join(accept or []))
-
-        def admission(telemetry: Sink) -> Admitted | RelayResult:
-            return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
-
+        with refusals_told(file, settings, note=lambda text: PrefectRunLogger().emit(Note(text=text))):
+            run = OpenedRun.open(load_run_file(file, settings))
         logger = PrefectRunLogger(logger_of_stage)
         tag_flow_run(run.spec, logger)
-        with tags(*tags_of(run.spec)), worker_shield():
-            # The process of a deployment's flow run exists for this run only.
-            result = recorded_relay(run, admission, telemetry=logger, whole_process=deployment.id is not None)
-    except FlowRunCancelled:
-        return cancelled()
+        words = trainer_words(
+            file,
+            settings,
+            until_step=until_step,
+            max_segments=max_segments,
+            max_seconds=max_seconds,
+            accept=accepted_keys(",".join(accept or [])),
+            try_again=try_again,
+            take_over=take_over,
+        )
+        with tags(*tags_of(run.spec)):
+            ended = train_in_flow_run(run, words, logger=logger)
+        if ended.error is not None and ended.error.is_expected:
+            raise ended.error.to_error()
     except RunAtWork as fault:
         # A scheduled flow run beside a run at work has nothing to do, and has not failed.
         return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
@@ -153,14 +138,13 @@ def train_run(
     if not prefect_responds():
         # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
         logger.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
-    if result.exit_reason in MACHINE_GOES:
-        raise MachineIsGoing(result.exit_reason)
-    return final_state(result, run.spec)
+    state: State[RelayResult] = state_of(ended, run.spec)
+    if ended.stopped not in {"", CANCELLED} or (ended.result and state.is_crashed()):
+        raise TerminationSignal(signal=signal.SIGTERM)  # this process ends by it, which Prefect's worker notices
+    return state
 
 
-def run_as_train_run(
-    work: Callable[[], State[object]], spec: RunSpec, *, name: str, parameters: Mapping[str, object]
-) -> None:
+def run_as_train_run(work: Callable[[], State[object]], spec: RunSpec, parameters: Mapping[str, object]) -> None:
     """Do some work of a command, which returns the last state, as a flow run of train-run.
 
     Prefect's page shows the parameters, which are those of `train_run`; they are not read again.
@@ -170,40 +154,34 @@ def run_as_train_run(
     def body(*_args: object, **_parameters: object) -> State[object]:
         return work()
 
+    until_step = parameters.get("until_step")
+    name = target_name(spec, until_step if isinstance(until_step, int) else None)
     with tags(*tags_of(spec)):  # a flow run gets its tags when it is created
         flow(name=train_run.name, flow_run_name=name)(body)(**parameters, return_state=True)
 
 
-def train_in_flow_run(admitted: Admitted, parameters: Mapping[str, object], *, console: Sink) -> RelayResult:
-    """Train a run that the command has opened and admitted, within a flow run, whose children its stages are.
-
-    Signals stop it as they stop any command, and an error ends the command as it ends the flow run.
+def train_as_train_run(
+    run: OpenedRun, words: Sequence[str], parameters: Mapping[str, object], *, console: Sink
+) -> Ended:
+    """Have a trainer train a run of a command, as a flow run of train-run, whose children its stages are.
 
     Args:
-        admitted: the run; some of its stages run in other processes.
+        run: what is trained; some of its stages run in other processes.
+        words: the trainer's arguments.
         parameters: see `run_as_train_run`.
         console: receives every event, besides Prefect.
 
-    Raises:
-        BaseException: what ended the training.
+    Returns:
+        How the training ended.
     """
-    spec, reached, raised = admitted.run.spec, list[RelayResult](), list[BaseException]()
-    of_command = signal.getsignal(signal.SIGTERM)
+    reached: list[Ended] = []
 
     def work() -> State[object]:
-        signal.signal(signal.SIGTERM, of_command)  # in place of Prefect's
-        sinks = Several((console, PrefectRunLogger(logger_of_stage)))
-        try:
-            require_still_idle(admitted, telemetry=sinks)
-            reached.append(recorded_relay(admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True))
-        except BaseException as fault:  # noqa: BLE001 - raised below
-            raised.append(fault)
-            return state_of(ended_by(fault), spec)
-        return final_state(reached[-1], spec)
+        logger = Several((console, PrefectRunLogger(logger_of_stage)))
+        reached.append(train_in_flow_run(run, words, logger=logger))
+        return state_of(reached[-1], run.spec)
 
-    run_as_train_run(work, spec, name=target_name(spec, admitted.goal.until_step), parameters=parameters)
-    for fault in raised:
-        raise fault
+    run_as_train_run(work, run.spec, parameters)
     return reached[-1]
 
 
@@ -269,10 +247,10 @@ def stopped(stop: StageStopped) -> State[FreshEvaluation]:
     """The last state of a flow run whose stage was stopped.
 
     Raises:
-        MachineIsGoing: this flow run's machine is about to go.
+        TerminationSignal: this flow run's machine is about to go.
     """
     if stop.reason in MACHINE_GOES:
-        raise MachineIsGoing(stop.reason) from stop
+        raise TerminationSignal(signal=signal.SIGTERM) from stop
     return Cancelled(message=f"nothing was evaluated: {stop}")
 
 

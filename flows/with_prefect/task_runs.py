@@ -31,7 +31,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 # How long a server may take to respond, before it counts as not responding.
 _PATIENCE_SECONDS: Final = 20.0
 # How long the end of a flow run waits for the last task runs to be recorded, and if a server that stood still is back.
-_CLOSE_SECONDS: Final = 3.0
+LAST_RECORDS_SECONDS: Final = 3.0
 _BACK_SECONDS: Final = 60.0
 # So many task runs may wait for a slow server; later ones are not recorded. Each holds a thread, but no data.
 _MOST_WAITING: Final = 16
@@ -209,7 +209,7 @@ class PrefectTasks:
         if not self._closed:
             self.close()
 
-    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+    def close(self, seconds: float = LAST_RECORDS_SECONDS) -> None:
         """Wait until the task runs of all ended stages are recorded, at most this long.
 
         A server that stood still and responds again records them all, which takes a while. What is not recorded even

@@ -121,9 +121,9 @@ def test_next_flow_run_continues_after_any_end(
         worker.kill()  # it would tell the process of the cancellation
         worker.wait(timeout=120)
         prefect.cancel(cancelled)
-        wait_until(lambda: is_over(pid))
-    assert prefect.state(cancelled) == "CANCELLED"
-    assert attempts_of(home)[-1].ended == "TerminationSignal"
+        assert wait_for_end(cancelled) == "CANCELLED"
+        assert is_over(pid)
+    assert attempts_of(home)[-1].ended == "Terminated"
     assert_nothing_is_lost(home)
     assert tip_of(home).step < 1800
 

@@ -1,10 +1,9 @@
 """The artifacts show what the log has, training never waits for them, and the table of commits follows rewinds."""
 
 import re
-import signal
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.flows.opened_run import OpenedRun
-from baton.flows.with_prefect import artifacts
 from baton.flows.with_prefect.artifacts import (
     Artifact,
     ArtifactPublisher,
-    FlowRunCancelled,
     commit_table,
     key_of,
     report_of,
@@ -30,7 +27,6 @@ from baton.tasks.foundation.errors import BlowUp
 from baton.tasks.foundation.log.appends import commit, quarantine, rewind
 from baton.tasks.foundation.log.history import commit_of, history_of
 from baton.tasks.foundation.log.log import RunLog
-from baton.tasks.foundation.machine.stops import ProcessStop, Terminated
 from baton.tasks.foundation.storage.memory import MemoryStorage
 from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from baton.tasks.foundation.telemetry.formatting import metric_words
@@ -101,11 +97,13 @@ def publisher(
     notes: EventRecorder | None = None,
     clock: FakeClock | None = None,
     request_seconds: float = A_LONG_TIME,
+    on_cancelled: Callable[[], None] = lambda: None,
 ) -> Iterator[ArtifactPublisher]:
     sink = ArtifactPublisher(
         opened(run, steps=400),
         notes=notes or EventRecorder(),
         store=store,
+        on_cancelled=on_cancelled,
         request_seconds=request_seconds,
         clock=clock or FakeClock(0.0),
     )
@@ -230,29 +228,13 @@ def test_a_server_outage_is_reported_once_and_recovered_from(run: FakeRun) -> No
     assert [row["step"] for row in store.rows()] == ["200", "100", "0"]
 
 
-def test_a_cancelled_flow_run_stops_its_process(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def terminated(*_: object) -> None:
-        raise Terminated
-
-    monkeypatch.setattr(artifacts, "PROCESS_STOP", ProcessStop())  # what ran before in this process
-    store, clock, notes = FakeArtifactStore(), FakeClock(0.0), EventRecorder()
+def test_a_flow_run_that_was_cancelled_is_noticed_after_a_commit(run: FakeRun) -> None:
+    store, clock, noticed = FakeArtifactStore(), FakeClock(0.0), threading.Event()
     store.cancelled = True
-
-    def train() -> None:
-        with publisher(run, store, notes=notes, clock=clock) as sink:
-            clock.seconds = 100.0
-            sink.emit(committed(200))
-            threading.Event().wait(A_LONG_TIME)
-
-    before = signal.signal(signal.SIGTERM, terminated)
-    try:
-        with pytest.raises(FlowRunCancelled):
-            train()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert [event.text for event in notes.events if isinstance(event, Note)] == [
-        "the flow run was cancelled in Prefect"
-    ]
+    with publisher(run, store, clock=clock, on_cancelled=noticed.set) as sink:
+        clock.seconds = 100.0
+        sink.emit(committed(200))
+        assert noticed.wait(A_LONG_TIME)
 
 
 def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from baton.flows.result import RelayResult
-from baton.flows.with_prefect.artifacts import FlowRunCancelled
-from baton.flows.with_prefect.record import PrefectRunLogger, ended_by, failed
+from baton.flows.with_prefect.record import CANCELLED, PrefectRunLogger, failed
 from baton.flows.with_prefect.record import state_of as state_in_prefect
-from baton.tasks.foundation.errors import ModelError, NonFinite, StoreUnreachable
-from baton.tasks.foundation.machine.stops import Terminated
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import ModelError, NonFinite
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Note, Training, line_of, tell
 from tests.support.lab import spec_of
 
@@ -23,9 +22,8 @@ RESULT = RelayResult(
 )  # fmt: skip
 
 
-def failed_while_stopping(stop: BaseException) -> BaseException:
-    stop.__context__ = StoreUnreachable("gs://bucket: no response")
-    return stop
+def failed_with(fault: Exception) -> Ended:
+    return Ended(exit_code=1, error=ErrorReport.of(fault))
 
 
 def state_of(ended: Ended) -> tuple[str, str, str]:
@@ -41,20 +39,19 @@ def state_of(ended: Ended) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "name", "message"),
+    ("ended", "kind", "name", "message"),
     [
-        (ValueError("a bug"), "FAILED", "Failed", "Flow run encountered an exception: ValueError: a bug"),
-        (ModelError("wrong\nhint: correct it"), "FAILED", "Failed", "ModelError: wrong; hint: correct it"),
-        (NonFinite("NaN", step=7), "FAILED", "BlewUp", "NonFinite: NaN"),
-        (FlowRunCancelled(), "CANCELLED", "Cancelled", "cancelled; what was trained is committed"),
-        (Terminated(), "COMPLETED", "Stopped", "sigterm: stopped by a signal"),
-        (KeyboardInterrupt(), "COMPLETED", "Stopped", "sigint: stopped by a signal"),
-        (failed_while_stopping(Terminated()), "CRASHED", "Crashed", "Terminated"),
-        (SystemExit(1), "CRASHED", "Crashed", "SystemExit: 1"),
+        (failed_with(ValueError("a bug")), "FAILED", "Failed", "Flow run encountered an exception: ValueError: a bug"),
+        (failed_with(ModelError("wrong\nhint: correct it")), "FAILED", "Failed", "ModelError: wrong; hint: correct it"),
+        (failed_with(NonFinite("NaN", step=7)), "FAILED", "BlewUp", "NonFinite: NaN"),
+        (Ended(exit_code=3, stopped=CANCELLED), "CANCELLED", "Cancelled", "cancelled; what was trained is committed"),
+        (Ended(exit_code=3, stopped="sigterm"), "COMPLETED", "Stopped", "sigterm: stopped by a signal"),
+        (Ended(exit_code=3, stopped="sigint"), "COMPLETED", "Stopped", "sigint: stopped by a signal"),
+        (Ended(exit_code=1, crashed="killed"), "CRASHED", "Crashed", "killed"),
     ],
 )
-def test_error_or_stop_is_the_last_state(fault: BaseException, kind: str, name: str, message: str) -> None:
-    found = state_of(ended_by(fault))
+def test_error_or_stop_is_the_last_state(ended: Ended, kind: str, name: str, message: str) -> None:
+    found = state_of(ended)
     assert found[:2] == (kind, name)
     assert found[2].startswith(message)
     assert "\n" not in found[2]

@@ -2,8 +2,10 @@
 
 import math
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,41 +13,55 @@ from typing import Any
 import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed
 
-from baton.flows.admit import Admitted, admit
 from baton.flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import RelayResult
 from baton.flows.runner import StageStopped
-from baton.flows.with_prefect import remote_stage
+from baton.flows.supervisor import Outcome
+from baton.flows.with_prefect import record, remote_stage
 from baton.flows.with_prefect import run_flows as module
+from baton.flows.with_prefect.artifacts import ArtifactPublisher
+from baton.flows.with_prefect.record import CANCELLED, train_in_flow_run
 from baton.flows.with_prefect.run_flows import (
-    MachineIsGoing,
     evaluate_best,
     evaluated,
     stopped,
-    train_in_flow_run,
+    train_as_train_run,
     train_run,
     verify,
 )
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import Evaluation
 from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
     IdentityChanged,
     InvalidInput,
     NoSuchRun,
+    RunAtWork,
     RunFileError,
     RunLogError,
 )
-from baton.tasks.foundation.machine.stops import Terminated
+from baton.tasks.foundation.telemetry.events import Committed, Ended, Sink
+from tests.flows.with_prefect.test_artifacts import FakeArtifactStore
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
 from tests.support.fake_run import FakeRun, flip_a_byte
+
+REACHED = Ended(
+    exit_code=3,
+    result=RelayResult(
+        run="digits", home="/runs/digits", step=150, checkpoint="c", state_digest="d", segments=1, target=400,
+        report=None, metrics={}, exit_reason="until_step",
+    ).model_dump_json(),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -92,43 +108,105 @@ def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypa
     assert train_run.flow_run_name() == "digits → epoch 3"
 
 
-@pytest.mark.parametrize("fault", [None, IdentityChanged("another"), Terminated()])
-def test_command_with_remote_stages_trains_in_its_flow_run(
-    fault: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The flow trains what the command has opened and admitted, and stops by the command's handler of signals."""
-    fake = run_with_code(tmp_path)
-    run = OpenedRun.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"]))
-    recorder, relayed, states = EventRecorder(), list[Admitted](), list[State[Any]]()
-    admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
-    assert isinstance(admitted, Admitted)
-    reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, target=400, epoch=None, stopped=False)
+class ShortTrainer:
+    """A trainer that ends at once, or when it is stopped if it is `endless`.
 
-    def relay(given: Admitted, *_: object, **__: object) -> Any:
-        assert signal.getsignal(signal.SIGTERM) is of_command
-        relayed.append(given)
-        if fault is not None:
-            raise fault
-        return reached
+    Attributes:
+        words: its arguments.
+    """
+
+    words: tuple[str, ...] = ()
+    ended = REACHED
+    is_endless = False
+
+    def __init__(self, words: Sequence[str], readers: Sequence[Sink], **_: object) -> None:
+        type(self).words = tuple(words)
+        self._is_stopped = threading.Event()
+        for reader in readers:
+            reader.emit(Committed(step=150, path="checkpoints/x", size=1, metrics={}))
+
+    def send(self, number: int) -> None:
+        assert number == signal.SIGTERM
+        self._is_stopped.set()
+
+    def wait(self, *_: signal.Signals) -> Outcome:
+        if self.is_endless:
+            assert self._is_stopped.wait(60)
+        return Outcome(returncode=self.ended.exit_code, ended=None if self.ended.crashed else self.ended)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> type[ShortTrainer]:
+    class OfThisTest(ShortTrainer):
+        pass
+
+    monkeypatch.setattr(record, "Trainer", OfThisTest)
+    return OfThisTest
+
+
+def ends_with(fault: BatonError) -> Ended:
+    return Ended(exit_code=fault.exit_code, error=ErrorReport.of(fault))
+
+
+@pytest.mark.parametrize(
+    ("ended", "name", "message"),
+    [
+        (REACHED, "Completed", "digits is at step 150 of 400"),
+        (ends_with(RunAtWork("another process trains it")), "Stopped", "another process trains it"),
+        (ends_with(IdentityChanged("another")), "Failed", "IdentityChanged: another"),
+        (Ended(exit_code=1, crashed="killed"), "Crashed", "the process of the training digits ended with code 1"),
+        (Ended(exit_code=3, stopped="sigterm"), None, ""),
+        (Ended(exit_code=3, stopped="sigint"), None, ""),
+        (Ended(exit_code=3, result=REACHED.result.replace("until_step", "preempted")), None, ""),
+    ],
+)
+def test_flow_run_of_a_deployment_ends_as_its_trainer(
+    trainer: type[ShortTrainer], tmp_path: Path, ended: Ended, name: str | None, message: str
+) -> None:
+    """None: it crashes, as Prefect has it for a process that a signal ends."""
+    file, trainer.ended = str(run_with_code(tmp_path).run_file()), ended
+    with disable_run_logger(), nullcontext() if name else pytest.raises(TerminationSignal):
+        state = train_run.fn(file, ["train.seed=1"], until_step=150, accept=["train.seed"], take_over=True)
+        assert (state.name, state.message) == (name, message)
+    words = ("--set", "train.seed=1", "--accept", "train.seed", "--take-over", "--until-step", "150")
+    assert trainer.words == (file, *words)
+
+
+def test_cancelled_flow_run_stops_its_trainer(
+    trainer: type[ShortTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = FakeArtifactStore(), EventRecorder()
+    store.cancelled, trainer.is_endless, trainer.ended = True, True, Ended(exit_code=3, stopped="sigterm")
+    monkeypatch.setattr(record, "ArtifactPublisher", partial(ArtifactPublisher, store=store))
+    run = OpenedRun.open(load_run_file(run_with_code(tmp_path).run_file(), []))
+    assert train_in_flow_run(run, [], logger=told) == Ended(exit_code=3, stopped=CANCELLED)
+    assert told.notes == ["the flow run was cancelled in Prefect"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "name"),
+    [
+        (REACHED, "Completed"),
+        (ends_with(IdentityChanged("another")), "Failed"),
+        (Ended(exit_code=3, stopped="sigterm"), "Stopped"),
+    ],
+)
+def test_command_with_remote_stages_trains_in_its_flow_run(
+    trainer: type[ShortTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Ended, name: str
+) -> None:
+    run = OpenedRun.open(load_run_file(run_with_code(tmp_path).run_file(), ["stages.evaluate=evaluate/docker"]))
+    trainer.ended, told, states = ended, EventRecorder(), list[State[Any]]()
 
     def engine(flow: Flow[..., Any], *, return_state: bool, **_: object) -> None:
         assert return_state
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Prefect's does, with another handler
         with disable_run_logger():
             states.append(flow.fn())
-        signal.signal(signal.SIGTERM, before)
 
-    of_command = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
-    monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
-    monkeypatch.setattr("baton.flows.relay.relay", relay)
-    monkeypatch.setattr(remote_stage, "runner_for", lambda *_, **__: None)
     monkeypatch.setattr(Flow, "__call__", engine)
-    with nullcontext() if fault is None else pytest.raises(type(fault)):
-        assert train_in_flow_run(admitted, {"run_file": "run.yaml"}, console=recorder) is reached
-    assert relayed == [admitted]
-    kind = {type(None): "Completed", IdentityChanged: "Failed", Terminated: "Stopped"}[type(fault)]
-    assert [state.name for state in states] == [kind]
+    assert train_as_train_run(run, ["run.yaml"], {"run_file": "run.yaml"}, console=told) == ended
+    assert trainer.words == ("run.yaml",)
+    assert [state.name for state in states] == [name]
+    assert [type(event) for event in told.events] == [Committed]
 
 
 def file_of(run: FakeRun, *overrides: str) -> OpenedRun:
@@ -327,5 +405,5 @@ def test_damage_is_quarantined_and_fails_the_flow_run(tmp_path: Path, by: str) -
 
 
 def test_flow_run_crashes_when_its_machine_is_preempted() -> None:
-    with pytest.raises(MachineIsGoing):
+    with pytest.raises(TerminationSignal):
         stopped(StageStopped("preempted", "evaluate was cancelled"))
