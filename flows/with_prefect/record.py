@@ -59,7 +59,8 @@ def state_of(ended: Ended, spec: RunSpec) -> "State[R]":
 
         return final_state(RelayResult.model_validate_json(ended.result), spec)
     if ended.error is None:
-        return states.Crashed(message=ended.crashed)
+        _hide_tracebacks_of_known_errors()
+        return states.Crashed(message=ended.crashed, data=BatonError(ended.crashed))
     if ended.error.is_expected:
         return failed(ended.error.to_error())
     # As the engine does with an error that nobody expects.
@@ -110,11 +111,15 @@ def failed(fault: BatonError) -> "State[R]":
     """
     from prefect.states import Failed
 
-    for name in _ENGINE_LOGGERS:
-        logging.getLogger(name).addFilter(_without_known_errors)
+    _hide_tracebacks_of_known_errors()
     lines = [line.strip() for line in masked(f"{type(fault).__name__}: {fault}").splitlines()]
     name = "BlewUp" if isinstance(fault, BlowUp) else "Failed"
     return Failed(name=name, message="; ".join(line for line in lines if line), data=fault)
+
+
+def _hide_tracebacks_of_known_errors() -> None:
+    for name in _ENGINE_LOGGERS:
+        logging.getLogger(name).addFilter(_without_known_errors)
 
 
 def _without_known_errors(record: logging.LogRecord) -> bool:
