@@ -10,6 +10,7 @@ trainer, with which this process stops and goes on, as a shell's job. Where ther
 process is passed on. If this process is killed, the kernel sends the trainer a SIGTERM: it commits, and ends.
 """
 
+import contextvars
 import logging
 import os
 import select
@@ -164,7 +165,8 @@ class Trainer:
             os.close(its_events)
         over, closed_when_over = os.pipe()
         self._over: int | None = closed_when_over
-        self._thread = threading.Thread(target=self._read, args=(events, over), name="baton-reader", daemon=True)
+        read = contextvars.copy_context().run  # readers may read context variables, and a new thread has none
+        self._thread = threading.Thread(target=read, args=(self._read, events, over), name="baton-reader", daemon=True)
         self._thread.start()
 
     def kill(self) -> None:
