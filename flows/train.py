@@ -1,9 +1,10 @@
 """The trainer, the program that trains a run: `python -m baton.flows.train FILE [options]`.
 
-It imports neither Prefect nor a command. `supervisor.py` starts it, and gives it a pipe for its events: then it says
-there what it does, and how it ended, and prints nothing. Started by hand it prints the lines of the console on standard
-error, and as the last line of standard output the result as JSON. A `BatonError` ends the process with its exit code,
-and is printed at the end of standard error as `error: Class: text`.
+With `--stage` it runs one stage, for a flow run (`stage_process.py`). It imports neither Prefect nor a command.
+`supervisor.py` starts it, and gives it a pipe for its events: then it says there what it does, and how it ended, and
+prints nothing. Started by hand it prints the lines of the console on standard error, and as the last line of standard
+output the result as JSON. A `BatonError` ends the process with its exit code, and is printed at the end of standard
+error as `error: Class: text`.
 """
 
 from baton.flows.process_start import begin_with_fixed_hashes
@@ -111,7 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 3 if work is left to do, or the exit code of the `BatonError` that ended the run.
     """
     parser = argparse.ArgumentParser(prog="python -m baton.flows.train", description="Train a run file.")
-    parser.add_argument("file", type=Path)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", type=Path, nargs="?")
+    what.add_argument("--stage", metavar="NAME", help="run only this stage, as a flow run asks for it")
+    parser.add_argument("--call", type=Path, metavar="FILE", help="the call of the stage and its context, in JSON")
+    parser.add_argument("--flow-run", metavar="ID", help="of the stage; its answer is named after it")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--until-step", type=int)
     parser.add_argument("--cut-at", type=int, action="append", default=[], help="commit at this step, too; repeatable")
@@ -150,6 +155,11 @@ def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
         with sigterm_raises(), warnings_as_notes(telemetry):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             provide_home_folder()
+            if options.stage is not None:
+                from baton.flows.stage_process import run_stage
+
+                call = options.call.read_text(encoding="utf-8")
+                return run_stage(options.stage, call, flow_run=options.flow_run, telemetry=telemetry)
             with refusals_told(options.file, options.overrides, note=lambda text: telemetry.emit(Note(text=text))):
                 run = OpenedRun.open(load_run_file(options.file, options.overrides))
                 goal = Goal.of(

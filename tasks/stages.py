@@ -1,26 +1,25 @@
-"""The five stages, in the order of a run. A stage is imported when it is loaded."""
+"""The five stages, in the order of a run, and what is special about some of them when they run in another process.
+
+A stage is imported when it is loaded.
+"""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from baton.tasks.foundation.contracts.dataset import DatasetRef
-from baton.tasks.foundation.contracts.log_entry import Entry, Environment, Evaluation, Head, SegmentResult
+from baton.tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, SegmentResult
 from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     InitOrRestoreCall,
     PrepareDataCall,
+    RemoteCheckpointToGcsCall,
+    RemoteTrainSegmentCall,
     TrainSegmentCall,
 )
+from baton.tasks.foundation.log.stage_results import drop_segment, find_segment, hand_on
 from baton.tasks.foundation.stage import Place, RemoteHooks, Stage
-from baton.tasks.remote_hooks import (
-    drop_segment_of,
-    emit_commit,
-    emit_evaluation,
-    ready_segment,
-    remote_checkpoint_call,
-    remote_evaluate_call,
-    remote_segment_call,
-)
+from baton.tasks.foundation.telemetry.events import Committed, Evaluated, Note
 
 
 def _load_prepare_data() -> Callable[[PrepareDataCall, Place], DatasetRef]:
@@ -58,6 +57,59 @@ def _environment_of_head(_call: InitOrRestoreCall, place: Place) -> Environment 
     return None if head is None else head.environment
 
 
+def _remote_segment_call(call: TrainSegmentCall, _place: Place) -> RemoteTrainSegmentCall:
+    """The call with the time of day, so that the time in a queue counts for the segment's time budget."""
+    asked_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return RemoteTrainSegmentCall(
+        spec=call.spec, request=call.request, recorded=call.recorded, accept=call.accept, asked_at=asked_at
+    )
+
+
+def _ready_segment(call: TrainSegmentCall, place: Place) -> SegmentResult | None:
+    """The result of a segment that needs no training.
+
+    Superseded if another process has moved the tip; the staged checkpoint if an earlier attempt trained the segment but
+    stopped before the commit.
+    """
+    request = call.request
+    if place.log.require_head().base != request.base:
+        return SegmentResult.superseded(request)
+    found = find_segment(place.home, request)
+    if found is not None and found.staged is not None:
+        text = f"step {found.staged.step} was staged by an earlier attempt; committing it without training it again"
+        place.telemetry.emit(Note(text=text))
+    return found
+
+
+def _remote_checkpoint_call(call: CheckpointToGcsCall, place: Place) -> RemoteCheckpointToGcsCall:
+    """The call with the path of the result, which is written to the home."""
+    return RemoteCheckpointToGcsCall(spec=call.spec, request=call.request, result=hand_on(place.home, call.result))
+
+
+def _drop_segment_of(call: CheckpointToGcsCall, place: Place) -> None:
+    """Delete the segment's result from the home: it is committed, or can never be."""
+    drop_segment(place.home, call.result)
+
+
+def _emit_commit(entry: Entry, place: Place) -> None:
+    """Report the commit in this process too; the stage reported it in another one."""
+    if isinstance(entry.body, Commit):
+        place.telemetry.emit(Committed.of(entry.body))
+
+
+def _remote_evaluate_call(call: EvaluateCall, _place: Place) -> EvaluateCall:
+    """The call with the devices of `stages.evaluate.accelerator`, if the run file names some."""
+    devices = call.spec.stages.evaluate.accelerator
+    if devices is None:
+        return call
+    return call.model_copy(update={"spec": call.spec.model_copy(update={"accelerator": devices})})
+
+
+def _emit_evaluation(done: Evaluation, place: Place) -> None:
+    """Report the evaluation in this process too; the stage reported it in another one."""
+    place.telemetry.emit(Evaluated(step=done.checkpoint.step, metrics=done.metrics, examples=done.examples, on=done.on))
+
+
 PREPARE_DATA = Stage(
     name="prepare_data",
     call=PrepareDataCall,
@@ -84,8 +136,8 @@ TRAIN_SEGMENT = Stage(
     subject=lambda call: f"to step {call.request.until_step}",
     environment=lambda call, _place: call.recorded,
     remote=RemoteHooks(
-        remote_call=remote_segment_call,
-        ready_answer=ready_segment,
+        remote_call=_remote_segment_call,
+        ready_answer=_ready_segment,
         starts_command=lambda call: call.request.number == 1,
     ),
 )
@@ -104,9 +156,9 @@ CHECKPOINT_TO_GCS = Stage(
     subject=_staged,
     # Cancelling it would lose a trained segment.
     remote=RemoteHooks(
-        remote_call=remote_checkpoint_call,
-        on_answer=emit_commit,
-        drop_input=drop_segment_of,
+        remote_call=_remote_checkpoint_call,
+        on_answer=_emit_commit,
+        drop_input=_drop_segment_of,
         cancellable=False,
         needs_code=False,
     ),
@@ -128,7 +180,7 @@ EVALUATE = Stage(
     subject=_evaluated,
     phase="evaluate",
     environment=lambda call, _place: call.recorded,
-    remote=RemoteHooks(remote_call=remote_evaluate_call, on_answer=emit_evaluation),
+    remote=RemoteHooks(remote_call=_remote_evaluate_call, on_answer=_emit_evaluation),
 )
 
 STAGES = (PREPARE_DATA, INIT_OR_RESTORE, TRAIN_SEGMENT, CHECKPOINT_TO_GCS, EVALUATE)

@@ -183,12 +183,12 @@ IMPORTS = imports_below("flows", "tasks")
 MOST_MODULES = 240
 # Statements by folder, not lines: no text is squeezed to fit.
 MOST_STATEMENTS = {
-    "flows": 2760,
+    "flows": 2915,
     "flows/commands": 1580,
     "flows/doctor": 762,
     "flows/package": 14,
     "flows/proof": 560,
-    "flows/with_prefect": 1720,
+    "flows/with_prefect": 1565,
     "tasks": 72,
     "tasks/checkpoint_to_gcs": 17,
     "tasks/evaluate": 1044,
@@ -344,6 +344,7 @@ ARROWS_OF_FLOWS = {
     "host_checks": {"opened_run"},
     "admit": {"host_checks", "opened_run", "process_start", "result"},
     "runner": {"process"},
+    "stage_process": {"process_start", "runner"},
     "evaluating": {"admit", "opened_run", "runner"},
     "relay": {"admit", "host_checks", "evaluating", "opened_run", "process", "result", "runner"},
     "supervisor": {"process"},

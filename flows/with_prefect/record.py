@@ -1,26 +1,28 @@
 """What Prefect shows of a run: the log of a flow run, its tags and its last state; and the relay within a flow run.
 
-The flow run of a training belongs to the process that supervises the trainer (`train_in_flow_run`): a deployment's,
+The flow run of a training belongs to the process that supervises the trainer (`supervise`): a deployment's,
 or a command's with stages in other processes. Or it belongs to the process that records what a command does
 (`recorder.py`).
 """
 
 import logging
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from baton.flows.supervisor import Trainer
+from baton.flows.supervisor import Outcome, Trainer
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
 from baton.flows.with_prefect.internals import worker_shield
 from baton.flows.with_prefect.task_runs import LAST_RECORDS_SECONDS, PrefectTasks
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.errors import BatonError, BlowUp
-from baton.tasks.foundation.machine.stops import STOP_SIGNALS
+from baton.tasks.foundation.machine.stops import STOP_SIGNALS, Stops
+from baton.tasks.foundation.machine.threads import run_uninterrupted
 from baton.tasks.foundation.masking import masked
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
 from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
@@ -40,6 +42,7 @@ _ENGINE_LOGGERS: Final = ("prefect.flow_runs", "prefect.engine")
 # Exit reasons that the metadata server causes.
 MACHINE_GOES: Final = frozenset({"preempted", "maintenance"})
 CANCELLED: Final = "cancelled"
+_LOOK_SECONDS: Final = 0.2
 
 
 def target_name(spec: RunSpec, until_step: int | None) -> str:
@@ -213,36 +216,49 @@ def recorded(
     notes: Sink,
     on_cancelled: Callable[[], None],
     logger: Sink,
+    only_progress: bool = False,
     seconds: float = LAST_RECORDS_SECONDS,
 ) -> Iterator[Sink]:
-    """Give a sink that records the events of a training in the current flow run: task runs, log and artifacts.
+    """Give a sink that records the events of a trainer in the current flow run: task runs, log and artifacts.
 
     Args:
         run: what is trained; its log is read.
         notes: receives what Prefect does not record.
         on_cancelled: called in a thread, perhaps repeatedly, when the flow run was cancelled.
         logger: keeps the flow run's log.
-        seconds: so long may Prefect take for the last task runs, when the training has ended.
+        only_progress: for a stage's flow run, whose parent shows the other artifacts and notices a cancel.
+        seconds: so long may Prefect take for the last task runs, when the trainer has ended.
     """
-    with ArtifactPublisher(run, notes=notes, on_cancelled=on_cancelled) as publisher, PrefectTasks(notes) as tasks:
-        yield Several((tasks, logger, publisher))
-        tasks.end_all()
-        tasks.close(seconds)
+    publisher = ArtifactPublisher(run, notes=notes, only_progress=only_progress, on_cancelled=on_cancelled)
+    with publisher, PrefectTasks(notes) as tasks:
+        try:
+            yield Several((tasks, logger, publisher))
+        finally:
+            tasks.end_all()
+            tasks.close(seconds)
 
 
-def train_in_flow_run(run: "OpenedRun", words: Sequence[str], *, logger: Sink) -> Ended:
-    """Have a trainer train a run, and record it in the current flow run.
+def supervise(
+    words: Sequence[str], run: "OpenedRun", *, logger: Sink, only_progress: bool = False, of_command: bool = False
+) -> Outcome:
+    """Have a trainer work, and record it in the current flow run.
 
-    Signals of this process are passed on to the trainer meanwhile. A worker that is lost, or a lease that cannot be
-    renewed, ends the flow run when the trainer has ended.
+    A signal is passed on to it; so is a cancel in Prefect. A worker that is lost, or a lease that cannot be renewed,
+    ends the flow run when the trainer has ended.
 
     Args:
-        run: what is trained.
         words: the trainer's arguments.
+        run: what is trained.
         logger: keeps the flow run's log.
+        only_progress: see `recorded`.
+        of_command: whether the trainer may have the terminal, and Prefect's handler of SIGTERM may be replaced: no
+            worker stops this process.
 
     Returns:
-        How the training ended.
+        How the trainer ended.
+
+    Raises:
+        BaseException: what a signal's handler raised, once the trainer has ended; not if `of_command`.
     """
     cancelled = threading.Event()
 
@@ -252,7 +268,23 @@ def train_in_flow_run(run: "OpenedRun", words: Sequence[str], *, logger: Sink) -
             logger.emit(Note(text="the flow run was cancelled in Prefect", warning=True))
             trainer.send(signal.SIGTERM)
 
-    with worker_shield(), recorded(run, notes=logger, on_cancelled=cancel, logger=logger) as reader:
-        trainer = Trainer(words, [reader])
-        ended = trainer.wait(*STOP_SIGNALS).end(f"the training {run.name}")
-    return replace(ended, stopped=CANCELLED) if cancelled.is_set() and ended.stopped else ended
+    def follow(stops: Stops) -> Outcome:
+        while stops.requested is None and trainer.process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                trainer.process.wait(_LOOK_SECONDS)
+        trainer.send(signal.SIGTERM)
+        return trainer.outcome()
+
+    with (
+        worker_shield(),
+        recorded(run, notes=logger, on_cancelled=cancel, logger=logger, only_progress=only_progress) as reader,
+    ):
+        # In a session of its own, Ctrl-C in the terminal of a worker is for the worker.
+        trainer = Trainer(words, [reader], own_session=not of_command)
+        if of_command:
+            outcome = trainer.wait(*STOP_SIGNALS)
+        else:  # Prefect's handler of SIGTERM stays, as threads.py says; notices of the machine are for the trainer
+            outcome = run_uninterrupted(follow, run.spec.stop, of_machine=False)
+    if cancelled.is_set() and outcome.ended is not None and outcome.ended.stopped:
+        return replace(outcome, ended=replace(outcome.ended, stopped=CANCELLED))
+    return outcome

@@ -37,10 +37,10 @@ from baton.flows.with_prefect.record import (
     PrefectRunLogger,
     failed,
     state_of,
+    supervise,
     tag_flow_run,
     tags_of,
     target_name,
-    train_in_flow_run,
 )
 from baton.flows.with_prefect.remote_stage import runner_for
 from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
@@ -127,7 +127,7 @@ def train_run(
             take_over=take_over,
         )
         with tags(*tags_of(run.spec)):
-            ended = train_in_flow_run(run, words, logger=logger)
+            ended = supervise(words, run, logger=logger).end(f"the training {run.name}")
         if ended.error is not None and ended.error.is_expected:
             raise ended.error.to_error()
     except RunAtWork as fault:
@@ -178,7 +178,8 @@ def train_as_train_run(
 
     def work() -> State[object]:
         logger = Several((console, PrefectRunLogger(logger_of_stage)))
-        reached.append(train_in_flow_run(run, words, logger=logger))
+        outcome = supervise(words, run, logger=logger, of_command=True)
+        reached.append(outcome.end(f"the training {run.name}"))
         return state_of(reached[-1], run.spec)
 
     run_as_train_run(work, run.spec, parameters)

@@ -49,6 +49,8 @@ EXPECTED = {
     "checkpoint": Content(
         imports=(
             "baton.tasks.checkpoint_to_gcs.stage",
+            "baton.flows.stage_process",
+            "baton.flows.train",
             "baton.flows.with_prefect.stage_flows",
             "gcsfs",
             "baton.flows.commands.main",

@@ -293,5 +293,8 @@ def test_run_continues_when_segment_or_parent_ends(
         with runs.command("train.segment_steps=1800") as command:
             assert command.wait(timeout=600) == 0
     assert_same(runs.home, straight, stored_bytes)
+    last = {"flow_runs": {"id": {"any_": [runs.flow_run_of_segment()]}}}
+    wait_until(lambda: bool(post(prefect.url, "task_runs/filter", last)))
+    assert [each["name"] for each in post(prefect.url, "task_runs/filter", last)] == ["train-segment to step 1800"]
     # Only parents wait for stages.
     assert {record.within is None for record in attempts_of(runs.home) if LAUNCH in record.seconds} == {True}

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,16 @@ def test_readers_get_events_and_what_is_printed(program: Callable[[str], None]) 
     assert printed == ["['run.yaml', '--events']", "no end of line"] == list(outcome.printed)
     assert (outcome.returncode, outcome.ended) == (3, Ended(exit_code=3, result="{}"))
     assert outcome.stateful_operations == "model.py:build: a"
+
+
+def test_readers_have_the_context_of_the_start(program: Callable[[str], None]) -> None:
+    program("stream.emit(Ended(exit_code=0))")
+    variable, found = ContextVar("variable", default=""), list[str]()
+    token = variable.set("of a flow run")
+    trainer = Trainer([], [Kept(lambda _: found.append(variable.get()))])
+    variable.reset(token)
+    trainer.wait()
+    assert found == ["of a flow run"]
 
 
 def test_child_that_holds_the_pipes_delays_no_end(program: Callable[[str], None]) -> None:

@@ -37,8 +37,8 @@ def main(words: list[str]) -> None:
         "session": True,
         "group": None,
         "descriptors": more,
-        # Prefect's supervisor of a flow run starts one more process. The flow itself sees the real interpreter.
-        "executable": __file__ if module.startswith("prefect.runner.") else None,
+        # Prefect's supervisor of a flow run starts the flow's process, which starts the trainer of a stage.
+        "executable": __file__ if module.startswith("prefect.") else None,
     }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:  # its process may just have been started

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
@@ -225,6 +225,7 @@ def run_uninterrupted(
     spec: StopSpec,
     *,
     within_seconds: float | None = None,
+    of_machine: bool = True,
     clock: Callable[[], float] = time.monotonic,
     telemetry: Sink = Silent(),  # noqa: B008 - Silent has no state
 ) -> T:
@@ -240,6 +241,7 @@ def run_uninterrupted(
         work: gets the `Stops` to read.
         spec: has the length of the grace period.
         within_seconds: time budget, counted from now.
+        of_machine: whether notices of the metadata server count; False if they are for a process that does the work.
         clock: monotonic time in seconds.
         telemetry: receives one note for each reason, from other threads, in a copy of this thread's context.
 
@@ -260,7 +262,7 @@ def run_uninterrupted(
     stops.stop_within(within_seconds)
     try:
         PROCESS_STOP.begin(stops)
-        with watching_metadata(stops, grace_seconds=spec.grace_seconds):
+        with watching_metadata(stops, grace_seconds=spec.grace_seconds) if of_machine else nullcontext():
             if threading.current_thread() is not threading.main_thread():
                 return work(stops)
             return _run_in_work_thread(work, stops)

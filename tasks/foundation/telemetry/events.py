@@ -201,7 +201,8 @@ class Ended:
 
     Attributes:
         exit_code: that it will have.
-        result: what the command reached, a `RelayResult` as JSON; empty if it reached nothing.
+        result: what the command reached, a `RelayResult` as JSON; of a stage for a flow run, a line about its answer;
+            empty if nothing was reached.
         entry: the newest entry of the log, an `Entry` as JSON, if there is a result.
         stopped: the exit reason of a signal that ended it; empty if none did.
         error: that ended it.

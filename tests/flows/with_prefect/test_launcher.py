@@ -13,8 +13,8 @@ from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Ru
 from baton.flows.admit import preflight
 from baton.flows.opened_run import OpenedRun
 from baton.flows.runner import InProcess, StageStopped
+from baton.flows.stage_process import require_same_code
 from baton.flows.with_prefect.remote_stage import code_digests, runner_for
-from baton.flows.with_prefect.stage_flows import require_same_code
 from baton.tasks.foundation.contracts.log_entry import Change, MetricRow
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.contracts.stage_calls import (

@@ -26,7 +26,7 @@ from baton.flows.supervisor import Outcome
 from baton.flows.with_prefect import record, remote_stage
 from baton.flows.with_prefect import run_flows as module
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
-from baton.flows.with_prefect.record import CANCELLED, train_in_flow_run
+from baton.flows.with_prefect.record import CANCELLED, supervise
 from baton.flows.with_prefect.run_flows import (
     evaluate_best,
     evaluated,
@@ -125,14 +125,22 @@ class ShortTrainer:
         for reader in readers:
             reader.emit(Committed(step=150, path="checkpoints/x", size=1, metrics={}))
 
+    @property
+    def process(self) -> Any:
+        return SimpleNamespace(returncode=None if self._runs() else self.ended.exit_code, wait=self._is_stopped.wait)
+
+    def _runs(self) -> bool:
+        return self.is_endless and not self._is_stopped.is_set()
+
     def send(self, number: int) -> None:
         assert number == signal.SIGTERM
         self._is_stopped.set()
 
-    def wait(self, *_: signal.Signals) -> Outcome:
-        if self.is_endless:
-            assert self._is_stopped.wait(60)
+    def outcome(self) -> Outcome:
         return Outcome(returncode=self.ended.exit_code, ended=None if self.ended.crashed else self.ended)
+
+    def wait(self, *_: signal.Signals) -> Outcome:
+        return self.outcome()
 
 
 @pytest.fixture
@@ -179,7 +187,7 @@ def test_cancelled_flow_run_stops_its_trainer(
     store.cancelled, trainer.is_endless, trainer.ended = True, True, Ended(exit_code=3, stopped="sigterm")
     monkeypatch.setattr(record, "ArtifactPublisher", partial(ArtifactPublisher, store=store))
     run = OpenedRun.open(load_run_file(run_with_code(tmp_path).run_file(), []))
-    assert train_in_flow_run(run, [], logger=told) == Ended(exit_code=3, stopped=CANCELLED)
+    assert supervise([], run, logger=told).ended == Ended(exit_code=3, stopped=CANCELLED)
     assert told.notes == ["the flow run was cancelled in Prefect"]
 
 

@@ -1,185 +1,237 @@
-"""A remote stage in its own process: devices, answer after a stop, time budget, attempt record."""
+"""A flow of a stage: its last state, and its trainer when a signal stops the flow or a kill ends the trainer."""
 
 import os
 import signal
-import time
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tensorflow as tf
+from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
-from baton.flows.with_prefect import stage_flows
-from baton.flows.with_prefect.stage_flows import StageProcess
+from baton.flows.supervisor import Outcome, Trainer
+from baton.flows.with_prefect import record, stage_flows
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import SegmentResult
 from baton.tasks.foundation.contracts.run_file import load_run_file
+from baton.tasks.foundation.contracts.run_spec import RunSpec
 from baton.tasks.foundation.contracts.stage_calls import (
+    ErrorReport,
     PrepareDataCall,
     RemoteContext,
     RemoteTrainSegmentCall,
-    TrainSegmentCall,
     pack,
 )
-from baton.tasks.foundation.errors import AcceleratorLost, NonFinite
-from baton.tasks.foundation.log.attempts import read_attempts
-from baton.tasks.foundation.log.stage_results import find_segment, take_error
-from baton.tasks.foundation.machine import devices
-from baton.tasks.foundation.machine.hang import HangWatch
-from baton.tasks.foundation.machine.threads import run_uninterrupted
-from baton.tasks.foundation.stage import Place
-from baton.tasks.foundation.telemetry.events import Sink
-from baton.tasks.foundation.telemetry.ledger import Ledger
-from baton.tasks.stages import TRAIN_SEGMENT
-from tests.support.event_recorder import EventRecorder
-from tests.support.fake_prefect_api import DATASET, LauncherHarness, on_the_tip, run_with_code
+from baton.tasks.foundation.errors import NonFinite
+from baton.tasks.foundation.log.stage_results import take_answer
+from baton.tasks.foundation.storage.local import LocalStorage
+from baton.tasks.foundation.telemetry.events import Ended, Event, Note, StageBegun, Training
+from tests.support import forked
+from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
+from tests.support.lab import lab_of, spec_of
 from tests.support.sigterm_raises import sigterm_raises
+from tests.support.watching import commits_of
+
+MODEL = """
+def build():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+Watch = Callable[[Callable[[Event], object]], None]
 
 
 class SignalReceived(BaseException):
     pass
 
 
-class FakeRunner:
-    """A runner whose only stage is a function."""
+class Watched:
+    """In place of the task runs: calls a function with each event, in the thread that reads them."""
 
-    remote: frozenset[str] = frozenset()
+    on: Callable[[Event], object]
 
-    def __init__(self, work: Any) -> None:
-        self.work = work
+    def __init__(self, _telemetry: object) -> None:
+        self.ended = False
 
-    def run(self, _stage: Any, call: Any, _place: Place) -> Any:
-        return self.work(call)
+    def __enter__(self) -> "Watched":
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        assert self.ended
 
-def process_of(harness: LauncherHarness, work: Any, telemetry: Sink | None = None) -> StageProcess:
-    ledger, spec = Ledger(), harness.file.spec
-    return StageProcess(
-        spec=spec,
-        context=RemoteContext(code_folder=str(harness.file.folder)),
-        place=replace(harness.place, telemetry=telemetry or EventRecorder()),
-        runner=FakeRunner(work),
-        ledger=ledger,
-        watch=HangWatch(spec.stop, ledger=ledger, telemetry=EventRecorder()),
-        flow_run="f1",
-    )
+    def emit(self, event: Event) -> None:
+        type(self).on(event)
+
+    def end_all(self) -> None:
+        self.ended = True
+
+    def close(self, _seconds: float) -> None:
+        """It holds nothing."""
 
 
 @pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LauncherHarness:
-    """A launcher on a fake API, and devices that nothing acquires."""
-    TRAIN_SEGMENT.load()  # imported below, it would keep the replacement for later tests
-    harness = LauncherHarness(run_with_code(tmp_path))
-    acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=harness.run.head.environment)
-    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
-    return harness
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Makes a function see the events that the flow gets."""
+    monkeypatch.setattr(record, "PrefectTasks", Watched)
+    return lambda on: monkeypatch.setattr(Watched, "on", staticmethod(on), raising=False)
 
 
-def call_of(harness: LauncherHarness, **changes: Any) -> RemoteTrainSegmentCall:
-    values = {"spec": harness.file.spec, "request": harness.request, "recorded": harness.run.head.environment}
-    return RemoteTrainSegmentCall(**{**values, **changes})
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers are forks."""
+    (python,) = forked.forking_python().values()
+    monkeypatch.setattr(sys, "executable", python)
 
 
-@pytest.mark.parametrize(("kind", "error"), [("tpu", AcceleratorLost), ("cpu", tf.errors.UnavailableError)])
-def test_lost_devices_are_a_lost_accelerator(
-    harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
-) -> None:
-    acquired = SimpleNamespace(
-        kind=kind, replicas=8, hosts=1, has_servers=False, link=None, environment=harness.run.head.environment
-    )
-    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
+    """The trainers that the flow has started."""
+    found: list[Trainer] = []
 
-    def lost(_call: TrainSegmentCall) -> SegmentResult:
-        raise tf.errors.UnavailableError(None, None, "Socket closed")
+    class Kept(Trainer):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            found.append(self)
+            super().__init__(*given, **named)
 
-    with pytest.raises(error, match="Socket closed"):
-        process_of(harness, lost).run(TRAIN_SEGMENT, harness.segment_call)
+    monkeypatch.setattr(record, "Trainer", Kept)
+    return found
 
 
-def test_signal_during_staging_does_not_lose_the_answer(harness: LauncherHarness) -> None:
-    result, trained = on_the_tip(harness), []
-
-    def train_segment(call: TrainSegmentCall) -> SegmentResult:
-        def work(_: object) -> SegmentResult:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.3)  # the upload is under way
-            trained.append(call)
-            return result
-
-        return run_uninterrupted(work, call.request.spec.stop)
-
-    with sigterm_raises(SignalReceived), pytest.raises(SignalReceived):
-        stage_flows.train(call_of(harness), process_of(harness, train_segment))
-    assert find_segment(harness.run.home, harness.request) == result
-    # If Prefect schedules the stage again before the commit, it does not train a second time.
-    assert stage_flows.train(call_of(harness), process_of(harness, train_segment)) == result
-    assert len(trained) == 1
+def prepare_call(folder: Path, **changes: Any) -> str:
+    run = FakeRun(folder)
+    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri, **changes})
+    return pack(PrepareDataCall(spec=spec), RemoteContext(code_folder=str(folder)))
 
 
-def test_environment_that_differs_from_the_log_is_reported(harness: LauncherHarness) -> None:
-    recorder, result = EventRecorder(), on_the_tip(harness)
-    recorded = harness.run.head.environment.model_copy(update={"replicas": 8})
-    stage_flows.train(call_of(harness, recorded=recorded), process_of(harness, lambda _: result, recorder))
-    assert "stages.init_or_restore" in recorder.text
-    assert "replicas: 8 there, 2 here" in recorder.text
-
-
-def test_time_budget_runs_while_the_stage_is_queued(harness: LauncherHarness) -> None:
-    request = harness.request.model_copy(update={"stop_within_seconds": 3600.0})
-
-    def seconds_left(ago: timedelta) -> float:
-        call = call_of(harness, request=request, asked_at=(datetime.now(UTC) - ago).isoformat())
-        found = stage_flows.request_with_time_left(call).stop_within_seconds
-        assert found is not None
-        return found
-
-    assert seconds_left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
-    assert seconds_left(timedelta(hours=2)) == 0
-    assert seconds_left(-timedelta(hours=2)) == 3600  # a clock that is behind does not extend the budget
-
-
-def call_text(run: FakeRun, folder: Path, attempt: str | None) -> str:
-    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri})
-    return pack(PrepareDataCall(spec=spec), RemoteContext(code_folder=str(folder), attempt=attempt))
-
-
-@pytest.mark.parametrize("attempt", ["a" * 32, None])
-def test_attempt_record_is_written_only_within_an_attempt(tmp_path: Path, attempt: str | None) -> None:
-    """Otherwise an evaluation that is killed repeatedly would count as attempts of the run and stop it."""
-    run = FakeRun(tmp_path).train(100)
-    at_work: list[str | None] = []
-
-    def work(_call: PrepareDataCall, process: StageProcess) -> DatasetRef:
-        at_work.extend(record.within for record in read_attempts(process.place.home).records)
-        return DATASET
-
+def state_after(monkeypatch: pytest.MonkeyPatch, folder: Path, outcome: Outcome) -> State[Any]:
+    """The last state of a flow run whose trainer ends so."""
+    process = SimpleNamespace(returncode=outcome.returncode)
+    trainer = SimpleNamespace(process=process, send=lambda _: None, outcome=lambda: outcome)
+    monkeypatch.setattr(record, "Trainer", lambda *_, **__: trainer)
     with disable_run_logger():
-        assert stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, attempt), work).is_completed()
-    assert at_work == [record.within for record in read_attempts(run.home).records] == [attempt] * (attempt is not None)
+        return stage_flows.prepare_data.fn(prepare_call(folder))
 
 
-def test_error_is_written_for_the_waiting_process(tmp_path: Path) -> None:
-    run = FakeRun(tmp_path).train(100)
+def test_answer_completes_the_flow_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = Ended(exit_code=0, result="step 200 is staged")
+    state = state_after(monkeypatch, tmp_path, Outcome(returncode=0, ended=ended))
+    assert (state.is_completed(), state.message) == (True, "step 200 is staged")
 
-    def work(_call: PrepareDataCall, _process: StageProcess) -> DatasetRef:
-        raise NonFinite("the loss is not finite at step 7", step=7)
 
-    with disable_run_logger():
-        state = stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, None), work)
+def test_error_fails_the_flow_run_under_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = ErrorReport.of(NonFinite("the loss is not finite at step 7", step=7))
+    state = state_after(monkeypatch, tmp_path, Outcome(returncode=4, ended=Ended(exit_code=4, error=report)))
     assert (state.name, state.message) == ("NonFinite", "the loss is not finite at step 7")
-    (path,) = [path for path in run.home.files("answers") if path.endswith(".error.json")]
-    report = take_error(run.home, path.removeprefix("answers/").removesuffix(".error.json"))
-    assert report is not None
-    error = report.to_error()
-    assert isinstance(error, NonFinite)
-    assert error.step == 7
+    assert state.is_failed()
+
+
+def test_error_that_nobody_expects_fails_as_in_prefect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = ErrorReport.of(ZeroDivisionError("division by zero"))
+    state = state_after(monkeypatch, tmp_path, Outcome(returncode=1, ended=Ended(exit_code=1, error=report)))
+    assert (state.name, state.is_failed()) == ("Failed", True)
+    assert "Flow run encountered an exception: ZeroDivisionError: division by zero" in str(state.message)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome(returncode=3, hung="no inner loop ended for 600 s"), "hung: no inner loop ended for 600 s"),
+        (Outcome(returncode=-6), "the process of prepare-data of digits was ended by SIGABRT with code -6"),
+        (Outcome(returncode=3, ended=Ended(exit_code=3, stopped="sigterm")), "was stopped (sigterm)"),
+    ],
+)
+def test_trainer_without_an_end_crashes_the_flow_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Outcome, words: str
+) -> None:
+    state = state_after(monkeypatch, tmp_path, outcome)
+    assert state.is_crashed()
+    assert words in str(state.message)
 
 
 def test_call_that_is_not_a_json_object_is_refused() -> None:
-    state = stage_flows.answered(PrepareDataCall, "[]", lambda *_: DATASET)
+    state = stage_flows.prepare_data.fn("[]")
     assert (state.name, state.is_failed()) == ("InvalidInput", True)
+
+
+@pytest.mark.usefixtures("forking")
+def test_stage_runs_in_a_trainer_and_answers(tmp_path: Path, watch: Watch) -> None:
+    events: list[Event] = []
+    watch(events.append)
+    with disable_run_logger():
+        state = stage_flows.prepare_data.fn(prepare_call(tmp_path))
+    assert (state.is_completed(), state.message) == (True, "DatasetRef")
+    assert [event.label for event in events if isinstance(event, StageBegun)] == ["prepare-data"]
+    answer = take_answer(LocalStorage(tmp_path / "runs" / "digits"), "None", DatasetRef)
+    assert answer is not None
+    assert answer.already_prepared is False
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking")
+def test_sigterm_lets_the_trainer_commit_and_answer(tmp_path: Path, watch: Watch) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    storage = str(lab.root / "storage")
+    spec: RunSpec = spec_of("build", train__steps=10_000_000, storage=storage)
+    head = lab.begin(spec)
+    assert head.tip is not None
+    request = lab.request(spec, head.tip, 10_000_000, base=head.base)
+    call = RemoteTrainSegmentCall(spec=spec, request=request, recorded=head.environment)
+    text = pack(call, RemoteContext(code_folder=str(lab.code), attempt="a" * 32))
+    handlers, notes = list[Any](), list[str]()
+
+    def on(event: Event) -> None:
+        if isinstance(event, Training) and not handlers:
+            handlers.append(signal.getsignal(signal.SIGTERM))
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif isinstance(event, Note):
+            notes.append(event.text)
+
+    watch(on)
+    with sigterm_raises(SignalReceived), disable_run_logger():
+        of_engine = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SignalReceived):
+            stage_flows.train_segment.fn(text)
+    # Prefect's runner kills a process in which another handler stands in place of Prefect's.
+    assert handlers == [of_engine]
+    assert any(note.startswith("SIGTERM: finishing the steps in flight") for note in notes)
+    answer = take_answer(lab.home(spec), "None", SegmentResult)
+    assert answer is not None
+    assert (answer.exit_reason, answer.staged) == ("sigterm", None)  # what is trained is committed after a stop
+    step, reason = commits_of(lab.root / "storage" / spec.run)[-1]
+    assert (step > 0, reason) == (True, "sigterm")
+
+
+SLEEPS = """
+import time
+
+
+def load():
+    time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("forking")
+def test_killed_trainer_crashes_the_flow_run(tmp_path: Path, watch: Watch, started: list[Trainer]) -> None:
+    (tmp_path / "data.py").write_text(SLEEPS)
+    text = prepare_call(tmp_path, data=spec_of("build", data__options={}).data)
+
+    def on(event: Event) -> None:
+        if isinstance(event, StageBegun):
+            os.kill(started[0].process.pid, signal.SIGKILL)
+
+    watch(on)
+    with disable_run_logger():
+        state = stage_flows.prepare_data.fn(text)
+    assert state.is_crashed()
+    assert "the process of prepare-data of digits was killed from outside" in str(state.message)
+
+
+def test_flows_import_no_stage() -> None:
+    code = "import sys, baton.flows.with_prefect.stage_flows; print(*{each.split('.')[0] for each in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "keras", "numpy", "h5py"} & set(done.stdout.split())

@@ -317,6 +317,12 @@ def test_a_preemption_requests_a_stop_and_raises_nothing(server: MetadataServer)
     assert len(server.requests) > before
 
 
+def test_notices_for_another_process_are_not_asked_for(server: MetadataServer) -> None:
+    server.answers["preempted"] = "TRUE"
+    assert run_uninterrupted(lambda stops: stops.requested, StopSpec(), of_machine=False) is None
+    assert server.requests == []
+
+
 def test_attribute_of_the_machine_is_read(server: MetadataServer) -> None:
     assert instance_attribute("accelerator-type") is None
     server.answers["accelerator-type"] = "v4-32"

@@ -208,7 +208,6 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     if entry in {
         "baton.flows.train",
         "baton.flows.with_prefect.run_flows",
-        "baton.flows.with_prefect.stage_flows",
     }:  # a stage is imported only by the process that runs it
         importlib.import_module("baton.tasks.train_segment.stage")
 
@@ -219,7 +218,6 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         ("baton.flows.train", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("baton.flows.with_prefect.server", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("baton.flows.with_prefect.run_flows", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
-        ("baton.flows.with_prefect.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("baton.flows.train", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
