@@ -1,7 +1,7 @@
 """How the stages of a run are executed: one Protocol for all ways, the simplest of them, and the devices that it needs.
 
 The relay does not know whether a stage runs as a function of this process, or as a Prefect deployment
-(`with_prefect/remote_stage.py`). Events say when a stage of this process begins and ends, and which events are its own.
+(`remote_stage.py`). Events say when a stage of this process begins and ends, and which events are its own.
 """
 
 from collections.abc import Iterator

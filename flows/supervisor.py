@@ -2,7 +2,8 @@
 
 The trainer writes its events to a pipe, which has a descriptor of its own: what the user's code prints cannot get into
 them. A thread reads the pipe, and gives each event to each reader. Readers cost the training nothing: what a slow one
-does not take waits in the trainer's memory, and one that fails is left out from then on.
+does not take waits in the trainer's memory, and one that fails is left out from then on. What the trainer asks is
+answered through another pipe, by another thread: a slow answer delays no event.
 
 The trainer leads a process group, so that an interrupt of the terminal reaches it once. If this process has the
 terminal, the trainer gets it meanwhile: `pdb` and `input` in the user's code work, and Ctrl-C and Ctrl-Z are for the
@@ -13,6 +14,7 @@ process is passed on. If this process is killed, the kernel sends the trainer a 
 import contextvars
 import logging
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -27,7 +29,18 @@ from typing import IO, Final
 from baton.flows.process import ChildSettings, start_module
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.machine.stops import PROCESS_STOP, STOP_SIGNALS
-from baton.tasks.foundation.telemetry.events import Ended, Event, Hung, Printed, Sink, StatefulOperations, tell
+from baton.tasks.foundation.telemetry.events import (
+    Ask,
+    Asked,
+    Ended,
+    Event,
+    Hung,
+    Printed,
+    Sink,
+    StatefulOperations,
+    answered,
+    tell,
+)
 from baton.tasks.foundation.text import listed
 
 _LOGGER = logging.getLogger(__name__)
@@ -120,6 +133,7 @@ class Trainer:
         output: int | IO[bytes] | None = None,
         environment: dict[str, str] | None = None,
         own_session: bool = False,
+        answer: Ask | None = None,
     ) -> None:
         """Start it.
 
@@ -131,6 +145,8 @@ class Trainer:
             environment: more environment variables.
             own_session: whether it leads a session, so that what its user's code starts can be killed with it;
                 otherwise it leads a process group.
+            answer: answers what it asks, one question after the other, in a thread with this one's context; None: it
+                may not ask, so all its stages run in its process.
 
         Raises:
             OSError: it cannot be started.
@@ -140,15 +156,16 @@ class Trainer:
         self._stateful_operations = self._hung = ""
         self._killed = False
         self._printed: deque[str] = deque(maxlen=_LINES_SHOWN)
-        events, its_events = os.pipe()
+        self._questions: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        (its_answers, answers), (events, its_events) = os.pipe(), os.pipe()
         settings: ChildSettings = {
             "stdin": None if _has_terminal() and not own_session else subprocess.DEVNULL,
             "stdout": output,
             "stderr": subprocess.STDOUT if output == subprocess.PIPE else output,
-            "pass_fds": (its_events,),
+            "pass_fds": (its_answers, its_events),
         }
         settings |= {"start_new_session": True} if own_session else {"process_group": 0}
-        words = [*words, "--events", str(its_events)]
+        words = [*words, *([] if answer is None else ["--answers", str(its_answers)]), "--events", str(its_events)]
         try:
             self.process = start_module(
                 _MODULE,
@@ -159,10 +176,12 @@ class Trainer:
                 **settings,
             )
         except OSError:
-            os.close(events)
+            for own in (answers, events):
+                os.close(own)
             raise
         finally:
-            os.close(its_events)
+            for its in (its_answers, its_events):
+                os.close(its)
         over, closed_when_over = os.pipe()
         self._over: int | None = closed_when_over
         self._thread = threading.Thread(
@@ -172,6 +191,9 @@ class Trainer:
             daemon=True,
         )
         self._thread.start()
+        # What an answer starts in Prefect is a child of the flow run that a variable of the context names.
+        run, work = contextvars.copy_context().run, (self._answer, answer, answers)
+        threading.Thread(target=run, args=work, name="baton-answers", daemon=True).start()
 
     def kill(self) -> None:
         """Kill it and all processes that it started, if it runs."""
@@ -185,6 +207,7 @@ class Trainer:
         if self._over is not None:
             os.close(self._over)  # wakes the thread
             self._over = None
+            self._questions.put(None)
         self._thread.join()
         return Outcome(
             returncode=self.process.returncode,
@@ -274,8 +297,17 @@ class Trainer:
         except ValueError as fault:
             _LOGGER.warning("an event of the training cannot be read: %s", fault)
 
+    def _answer(self, answer: Ask | None, answers: int) -> None:
+        with suppress(OSError), open(answers, "wb") as pipe:  # it has ended
+            while answer is not None and (asked := self._questions.get()) is not None:
+                pipe.write(answered(asked, answer))
+                pipe.flush()
+
     def emit(self, event: Event) -> None:
-        """Hand an event to the readers."""
+        """Hand an event to the readers, and a question to who answers."""
+        if isinstance(event, Asked):
+            self._questions.put(event)
+            return
         if isinstance(event, Ended):
             self._ended = event
         elif isinstance(event, Hung):

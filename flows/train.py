@@ -2,9 +2,9 @@
 
 With `--stage` it runs one stage, for a flow run (`stage_process.py`). It imports neither Prefect nor a command.
 `supervisor.py` starts it, and gives it a pipe for its events: then it says there what it does, and how it ended, and
-prints nothing. Started by hand it prints the lines of the console on standard error, and as the last line of standard
-output the result as JSON. A `BatonError` ends the process with its exit code, and is printed at the end of standard
-error as `error: Class: text`.
+prints nothing. What it asks of Prefect, for stages in other processes, is answered through a second pipe. Started by
+hand it prints the lines of the console on standard error, and as the last line of standard output the result as JSON. A
+`BatonError` ends the process with its exit code, and is printed at the end of standard error as `error: Class: text`.
 """
 
 from baton.flows.process_start import begin_with_fixed_hashes
@@ -17,6 +17,7 @@ from baton.flows.process import exits_with  # isort: skip - the function that re
 import argparse
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from baton.flows.process import (  # noqa: E402
 )
 from baton.flows.process_start import fast_imports  # noqa: E402
 from baton.flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from baton.flows.remote_stage import runner_for  # noqa: E402
 from baton.flows.result import RelayResult, result_of_interrupted  # noqa: E402
 from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
 from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
@@ -51,10 +53,12 @@ from baton.tasks.foundation.machine.stops import RESUMABLE, STOP_SIGNALS, Termin
 from baton.tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
 from baton.tasks.foundation.telemetry.console import Console  # noqa: E402
 from baton.tasks.foundation.telemetry.events import (  # noqa: E402
+    Ask,
     Begun,
     Ended,
     EventStream,
     Note,
+    Questions,
     Sink,
     warnings_as_notes,
 )
@@ -75,7 +79,7 @@ def train(
 
     Args:
         goal: how far to train.
-        runner: runs the stages; None: as functions in this process.
+        runner: runs the stages; None: as functions in this process; the run file must name no deployments then.
         accept: identity keys whose change is accepted.
         try_again: forget earlier attempts without progress.
         take_over: start even if another process trains the run.
@@ -90,16 +94,23 @@ def train(
 
 
 def _train_admitted(
-    admitted: Admitted, runner: Runner | None = None, *, telemetry: Sink, look_again: bool = False
+    admitted: Admitted,
+    runner: Runner | None = None,
+    *,
+    telemetry: Sink,
+    look_again: bool = False,
+    ask: Ask | None = None,
 ) -> RelayResult:
     telemetry.emit(Begun())
+    spec, limit, attempt = admitted.run.spec, admitted.goal.max_seconds, uuid.uuid4().hex
     if runner is None:
-        read_tip_ahead(admitted.run.spec, admitted.run.home, admitted.head)
+        runner = runner_for(spec, InProcess(), ask=ask, attempt=attempt, telemetry=telemetry, max_seconds=limit)
+        read_tip_ahead(spec, admitted.run.home, admitted.head)
         with fast_imports():
-            import_stages(admitted.run.spec)
+            import_stages(spec)
         if look_again:  # of two commands that start at once, one says so; the log keeps them apart anyway
             require_still_idle(admitted, telemetry=telemetry)
-    return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
+    return relay(admitted, runner, telemetry=telemetry, attempt=attempt, whole_process=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,13 +137,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--try-again", action="store_true")
     parser.add_argument("--take-over", action="store_true")
     parser.add_argument("--events", type=int, metavar="DESCRIPTOR", help="of the pipe that events are written to")
+    parser.add_argument(
+        "--answers", type=int, metavar="DESCRIPTOR", help="of the pipe with the answers to what it asks by events"
+    )
     options = parser.parse_args(arguments)
     mask_library_output()
     with tolerate_closed_readers(beside_bar=options.events is not None):
         if options.events is not None:
             stream = EventStream(options.events)
+            ask = None if options.answers is None else Questions(options.answers, stream)
             try:
-                ended = _train(options, stream)
+                ended = _train(options, stream, ask)
             except Exception as fault:  # noqa: BLE001 - who started this process says it
                 ended = Ended(exit_code=BatonError.exit_code, error=ErrorReport.of(fault))
             stream.emit(ended)
@@ -149,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ended.exit_code
 
 
-def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
+def _train(options: argparse.Namespace, telemetry: Sink, ask: Ask | None = None) -> Ended:
     admitted: Admitted | RelayResult | None = None
     try:
         with sigterm_raises(), warnings_as_notes(telemetry):
@@ -179,7 +194,8 @@ def _train(options: argparse.Namespace, telemetry: Sink) -> Ended:
             )
             if isinstance(admitted, RelayResult):
                 return _ended(run, admitted)
-            result = _train_admitted(admitted, telemetry=telemetry, look_again=options.events is not None)
+            look_again = options.events is not None
+            result = _train_admitted(admitted, telemetry=telemetry, look_again=look_again, ask=ask)
     except (Terminated, KeyboardInterrupt) as fault:
         # All is committed, or given up. A signal that comes twice, as to a whole session, must not interrupt the rest.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

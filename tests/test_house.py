@@ -183,12 +183,12 @@ IMPORTS = imports_below("flows", "tasks")
 MOST_MODULES = 240
 # Statements by folder, not lines: no text is squeezed to fit.
 MOST_STATEMENTS = {
-    "flows": 2915,
+    "flows": 3245,
     "flows/commands": 1580,
     "flows/doctor": 762,
     "flows/package": 14,
     "flows/proof": 560,
-    "flows/with_prefect": 1565,
+    "flows/with_prefect": 1195,
     "tasks": 72,
     "tasks/checkpoint_to_gcs": 17,
     "tasks/evaluate": 1044,
@@ -203,7 +203,7 @@ MOST_STATEMENTS = {
     "tasks/foundation/state": 834,
     "tasks/foundation/storage": 894,
     "tasks/foundation/storage/gcs": 974,
-    "tasks/foundation/telemetry": 1270,
+    "tasks/foundation/telemetry": 1310,
     "tasks/init_or_restore": 566,
     "tasks/init_or_restore/weights": 649,
     "tasks/prepare_data": 1534,
@@ -345,6 +345,7 @@ ARROWS_OF_FLOWS = {
     "admit": {"host_checks", "opened_run", "process_start", "result"},
     "runner": {"process"},
     "stage_process": {"process_start", "runner"},
+    "remote_stage": {"runner"},
     "evaluating": {"admit", "opened_run", "runner"},
     "relay": {"admit", "host_checks", "evaluating", "opened_run", "process", "result", "runner"},
     "supervisor": {"process"},

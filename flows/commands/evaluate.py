@@ -82,9 +82,10 @@ def _runner(run: OpenedRun, telemetry: Sink) -> Runner:
     if not run.spec.stages.remote():
         return local
     with fast_imports():
-        from baton.flows.with_prefect.remote_stage import runner_for  # imports Prefect
+        from baton.flows.remote_stage import runner_for
+        from baton.flows.with_prefect.flow_runs import answer  # imports Prefect
 
-    return runner_for(run.spec, local, attempt=None, telemetry=telemetry)
+    return runner_for(run.spec, local, ask=answer, attempt=None, telemetry=telemetry)
 
 
 def _words(done: FreshEvaluation, out: Output) -> list[tuple[str, str]]:

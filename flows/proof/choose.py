@@ -31,6 +31,7 @@ _FEWEST_STEPS = 4
 
 # These settings could cut, stop or evaluate at other steps. None of them changes the bits.
 _SWITCHED_OFF = (
+    "stages={}",
     "train.epochs=null",
     "train.segment_epochs=null",
     "train.segment_seconds=null",

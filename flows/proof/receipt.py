@@ -161,7 +161,7 @@ def _cut_and_killed(
 
 
 # These settings could stop the process early, or commit by the clock. None of them changes the bits.
-_SWITCHED_OFF = ("train.stop_after_seconds=null", "checkpoint.every_seconds=null")
+_SWITCHED_OFF = ("stages={}", "train.stop_after_seconds=null", "checkpoint.every_seconds=null")
 _DATASETS = ("data.folder", "data.validation_folder")
 _CHARACTERS = 1000
 

@@ -24,7 +24,7 @@ from baton.tasks.foundation.errors import BatonError, BlowUp
 from baton.tasks.foundation.machine.stops import STOP_SIGNALS, Stops
 from baton.tasks.foundation.machine.threads import run_uninterrupted
 from baton.tasks.foundation.masking import masked
-from baton.tasks.foundation.telemetry.events import Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
+from baton.tasks.foundation.telemetry.events import Ask, Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
 from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
 from baton.tasks.foundation.text import counted, shown, shown_lines
 
@@ -239,7 +239,13 @@ def recorded(
 
 
 def supervise(
-    words: Sequence[str], run: "OpenedRun", *, logger: Sink, only_progress: bool = False, of_command: bool = False
+    words: Sequence[str],
+    run: "OpenedRun",
+    *,
+    logger: Sink,
+    answer: Ask | None = None,
+    only_progress: bool = False,
+    of_command: bool = False,
 ) -> Outcome:
     """Have a trainer work, and record it in the current flow run.
 
@@ -250,6 +256,7 @@ def supervise(
         words: the trainer's arguments.
         run: what is trained.
         logger: keeps the flow run's log.
+        answer: answers what the trainer asks of Prefect; None: it runs one stage, and may not ask.
         only_progress: see `recorded`.
         of_command: whether the trainer may have the terminal, and Prefect's handler of SIGTERM may be replaced: no
             worker stops this process.
@@ -280,7 +287,7 @@ def supervise(
         recorded(run, notes=logger, on_cancelled=cancel, logger=logger, only_progress=only_progress) as reader,
     ):
         # In a session of its own, Ctrl-C in the terminal of a worker is for the worker.
-        trainer = Trainer(words, [reader], own_session=not of_command)
+        trainer = Trainer(words, [reader], own_session=not of_command, answer=answer)
         if of_command:
             outcome = trainer.wait(*STOP_SIGNALS)
         else:  # Prefect's handler of SIGTERM stays, as threads.py says; notices of the machine are for the trainer

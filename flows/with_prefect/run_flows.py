@@ -27,10 +27,12 @@ from baton.flows.opened_run import OpenedRun, open_run, require_address, run_of_
 from baton.flows.process import mask_library_output
 from baton.flows.proof.choose import Choice
 from baton.flows.proof.receipt import audit_in_scratch, receipt_lines
+from baton.flows.remote_stage import runner_for
 from baton.flows.result import RelayResult
 from baton.flows.runner import InProcess, StageStopped
 from baton.flows.supervisor import trainer_words
 from baton.flows.verification import Findings, verify_home
+from baton.flows.with_prefect.flow_runs import answer
 from baton.flows.with_prefect.record import (
     CANCELLED,
     MACHINE_GOES,
@@ -42,7 +44,6 @@ from baton.flows.with_prefect.record import (
     tags_of,
     target_name,
 )
-from baton.flows.with_prefect.remote_stage import runner_for
 from baton.flows.with_prefect.task_runs import PrefectTasks, logger_of_stage, prefect_responds
 from baton.tasks.foundation.contracts.data_spec import SetName
 from baton.tasks.foundation.contracts.home_files import AuditReceipt
@@ -127,7 +128,7 @@ def train_run(
             take_over=take_over,
         )
         with tags(*tags_of(run.spec)):
-            ended = supervise(words, run, logger=logger).end(f"the training {run.name}")
+            ended = supervise(words, run, logger=logger, answer=answer).end(f"the training {run.name}")
         if ended.error is not None and ended.error.is_expected:
             raise ended.error.to_error()
     except RunAtWork as fault:
@@ -178,7 +179,7 @@ def train_as_train_run(
 
     def work() -> State[object]:
         logger = Several((console, PrefectRunLogger(logger_of_stage)))
-        outcome = supervise(words, run, logger=logger, of_command=True)
+        outcome = supervise(words, run, logger=logger, answer=answer, of_command=True)
         reached.append(outcome.end(f"the training {run.name}"))
         return state_of(reached[-1], run.spec)
 
@@ -232,7 +233,7 @@ def _evaluate(run: OpenedRun, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Evaluate through the stages, in this process or as deployments."""
     with PrefectTasks(telemetry) as tasks:
         # No attempt: this is not a part of training.
-        runner = runner_for(run.spec, InProcess(), attempt=None, telemetry=telemetry)
+        runner = runner_for(run.spec, InProcess(), ask=answer, attempt=None, telemetry=telemetry)
         return run_stages(run, chosen, runner, Several((tasks, telemetry)))
 
 

@@ -1,4 +1,4 @@
-"""One trainer: its events, what it prints, how it ended, an interrupt, the terminal, and the end of its parent."""
+"""One trainer: events, questions, what it prints, how it ended, an interrupt, the terminal, the end of its parent."""
 
 import os
 import pty
@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import pytest
 from baton.flows import supervisor
 from baton.flows.supervisor import Outcome, Trainer
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
-from baton.tasks.foundation.errors import BatonError, StaleWriter
-from baton.tasks.foundation.machine.stops import STOP_SIGNALS
+from baton.tasks.foundation.errors import BatonError, InvalidInput, StageLost, StaleWriter
+from baton.tasks.foundation.machine.stops import STOP_SIGNALS, Terminated
 from baton.tasks.foundation.telemetry.events import (
+    Asked,
     DatasetUsed,
     Ended,
     Event,
@@ -27,14 +29,19 @@ from baton.tasks.foundation.telemetry.events import (
     Hung,
     Note,
     Printed,
+    Questions,
     StatefulOperations,
     Training,
+    Unreachable,
+    answered,
     in_stage,
     line_of,
     stage_of_thread,
     tell,
 )
 from tests.support.checkout import CHECKOUT
+from tests.support.fake_prefect_api import CRASHED, DATASET, RUNNING, Api, answers, run_with_code
+from tests.support.sigterm_raises import sigterm_raises
 
 STEP = Training(step=1, target=2, metrics={"loss": float("inf")}, examples_per_second=float("nan"))
 EVENTS: list[Event] = [
@@ -43,6 +50,7 @@ EVENTS: list[Event] = [
     StatefulOperations(reference="model.py:build", operations=("a/RandomUniform", "b/PyFunc")),
     STEP,
     Hung(message="m", stacks="s"),
+    Asked(number=1, request="start", arguments={"tags": ["a"], "environment": {}}),
     Ended(exit_code=5, error=ErrorReport.of(StaleWriter("another process has committed"))),
 ]
 
@@ -86,6 +94,61 @@ def test_no_event_waits_for_a_reader_and_the_last_is_not_lost() -> None:
         stream.emit(Ended(exit_code=3, stopped="sigterm"))
         os.close(writer)
         assert last() == [line_of(Ended(exit_code=3, stopped="sigterm"))]
+
+
+def test_question_is_never_dropped() -> None:
+    reader, writer = os.pipe()
+    stream = EventStream(writer)
+    for _ in range(30_000):
+        stream.emit(STEP)
+    question = Asked(number=1, request="state", arguments={})
+    stream.emit(question)
+    with os.fdopen(reader, "rb") as lines:
+        assert next(line for line in iter(lines.readline, b"") if b"Asked" in line) == line_of(question)
+    os.close(writer)
+
+
+class Pipe:
+    """Questions whose answers a test gives; `on` gets the pipe and each question."""
+
+    def __init__(self, on: Callable[["Pipe", Event], object]) -> None:
+        reader, self.end = os.pipe()
+        self.ask = Questions(reader, Kept(lambda event: on(self, event)))
+
+    def answer(self, line: bytes) -> None:
+        os.write(self.end, line)
+
+    def close(self) -> None:
+        os.close(self.end)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"number": 0, "val'])
+def test_question_to_a_process_that_ends_is_a_lost_stage(torn: bytes) -> None:
+    def on(pipe: Pipe, event: Event) -> None:
+        if isinstance(event, Asked) and event.number == 0:
+            pipe.answer(torn)
+            pipe.close()
+
+    pipe = Pipe(on)
+    for request in ("state", "cancel"):
+        with pytest.raises(StageLost, match=rf"has ended, and does not answer any more \({request}\); .*Run the same"):
+            pipe.ask(request, {})
+
+
+def test_signal_interrupts_who_waits_for_an_answer() -> None:
+    def on(pipe: Pipe, event: Event) -> None:
+        assert isinstance(event, Asked)
+        if event.number == 0:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            return
+        for number in (0, 1):  # the first one comes late
+            pipe.answer(answered(Asked(number=number, request=f"{number}", arguments={}), lambda request, _: request))
+
+    pipe = Pipe(on)
+    with sigterm_raises(Terminated), pytest.raises(Terminated):
+        pipe.ask("state", {})
+    assert pipe.ask("state", {}) == "1"
+    pipe.close()
 
 
 def test_events_without_a_reader_are_dropped() -> None:
@@ -174,6 +237,107 @@ def test_readers_have_the_context_of_the_start(program: Callable[[str], None]) -
     variable.reset(token)
     trainer.wait()
     assert found == ["of a flow run"]
+
+
+NUMBER: ContextVar[int] = ContextVar("number")
+
+
+def test_trainer_gets_the_answers_to_what_it_asks(program: Callable[[str], None]) -> None:
+    program(
+        """
+        ask = Questions(int(sys.argv[-3]), stream)
+        for request in ("value", "nothing", "refused", "away", "broken", "value"):
+            try:
+                said = ask(request, {"n": 20})
+            except Exception as fault:
+                said = [type(fault).__name__, str(fault)]
+            stream.emit(Note(text=repr(said)))
+        stream.emit(Ended(exit_code=0))
+        """
+    )
+
+    def answer(request: str, arguments: Mapping[str, object]) -> object:
+        match request:
+            case "value":
+                return {"sum": NUMBER.get() + int(str(arguments["n"])), "text": "x" * 100_000}
+            case "refused":
+                raise InvalidInput("no such deployment")
+            case "away":
+                raise Unreachable("does not respond")
+            case "broken":
+                raise ZeroDivisionError("by zero")
+        return None
+
+    token = NUMBER.set(3)
+    kept = Kept()
+    trainer = Trainer([], [kept], answer=answer)
+    NUMBER.reset(token)
+    assert trainer.wait().ended == Ended(exit_code=0)
+    value = repr({"sum": 23, "text": "x" * 100_000})
+    assert [each.text for each in kept.events if isinstance(each, Note)] == [
+        value,
+        "None",
+        "['InvalidInput', 'no such deployment']",
+        "['Unreachable', 'does not respond']",
+        "['BatonError', 'ZeroDivisionError: by zero']",
+        value,
+    ]
+    assert not any(isinstance(each, Asked) for each in kept.events)
+
+
+def test_slow_answer_delays_no_event(program: Callable[[str], None]) -> None:
+    program(
+        """
+        import threading
+        ask = Questions(int(sys.argv[-3]), stream)
+        asking = threading.Thread(target=lambda: stream.emit(Note(text=str(ask("slow", {})))))
+        asking.start()
+        while asking.is_alive():
+            stream.emit(STEP)
+            time.sleep(0.01)
+        stream.emit(Ended(exit_code=0))
+        """.replace("STEP", "Training(step=1, target=2, examples_per_second=1)")
+    )
+    asked, told = threading.Event(), threading.Event()
+
+    def on(event: Event) -> None:
+        if isinstance(event, Training) and asked.is_set():
+            told.set()
+
+    def answer(*_: object) -> bool:
+        asked.set()
+        return told.wait(10)
+
+    kept = Kept(on)
+    Trainer([], [kept], answer=answer).wait()
+    assert [each for each in kept.events if isinstance(each, Note)] == [Note(text="True")]
+
+
+def test_trainer_runs_stages_as_deployments(tmp_path: Path) -> None:
+    run = run_with_code(tmp_path)
+    dataset = DATASET.model_copy(update={"content_digest": run.head.identity["data.content_digest"]})
+
+    def commits_and_dies(api: Api, *_: object) -> list[Any]:
+        api.run.commit(150)
+        return [RUNNING, CRASHED]
+
+    api = Api(run, answers(dataset), answers(run.head), commits_and_dies)
+    names = ("prepare_data", "init_or_restore", "train_segment", "checkpoint_to_gcs", "evaluate")
+    settings = [word for name in names for word in ("--set", f"stages.{name}={name.replace('_', '-')}/docker")]
+    outcome = Trainer([str(run.run_file()), *settings, "--until-step", "150"], [], answer=api).wait()
+    assert (outcome.ended and outcome.ended.error, outcome.returncode) == (None, 0)
+    assert [each["deployment"] for each in api.started] == [
+        "prepare-data/docker", "init-or-restore/docker", "train-segment/docker",
+    ]  # fmt: skip
+    (attempt,) = {each["call"]["attempt"] for each in api.started}
+    assert [each["key"] for each in api.started] == [f"{attempt}/{number}" for number in range(3)]
+
+
+def test_trainer_refuses_deployments_if_nobody_answers(tmp_path: Path) -> None:
+    words = [str(run_with_code(tmp_path).run_file()), "--set", "stages.evaluate=evaluate/docker"]
+    ended = Trainer(words, []).wait().ended
+    assert ended is not None
+    assert (ended.exit_code, ended.error and ended.error.error) == (2, "InvalidInput")
 
 
 def test_child_that_holds_the_pipes_delays_no_end(program: Callable[[str], None]) -> None:
@@ -376,6 +540,21 @@ def test_ctrl_z_stops_both_and_both_go_on(program: Callable[[str], None], in_bac
         os.close(terminal)
 
 
+def said_after_the_kill(code: str, said: Path) -> str:
+    """Start a process that starts the trainer, kill it once the trainer prints, and return what this writes then."""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ | {"SAID": str(said)}
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        parent.kill()
+    until = time.monotonic() + 60
+    while not (said.exists() and said.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return said.read_text()
+
+
 def test_trainer_of_a_killed_parent_gets_a_sigterm(program: Callable[[str], None], tmp_path: Path) -> None:
     program(
         """
@@ -385,15 +564,22 @@ def test_trainer_of_a_killed_parent_gets_a_sigterm(program: Callable[[str], None
         time.sleep(600)
         """
     )
-    said = tmp_path / "said"
-    command = [sys.executable, "-c", STARTS]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ | {"SAID": str(said)}
-    ) as parent:
-        assert parent.stdout is not None
-        parent.stdout.readline()
-        parent.kill()
-    until = time.monotonic() + 60
-    while not said.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert said.read_text() == "committed"
+    assert said_after_the_kill(STARTS, tmp_path / "said") == "committed"
+
+
+def test_trainer_of_a_killed_parent_waits_for_no_answer(program: Callable[[str], None], tmp_path: Path) -> None:
+    program(
+        """
+        from pathlib import Path
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ask = Questions(int(sys.argv[-3]), stream)
+        print(ask("first", {}), flush=True)
+        try:
+            ask("second", {})
+        except Exception as fault:
+            Path(os.environ["SAID"]).write_text(f"{type(fault).__name__}: {fault}")
+        """
+    )
+    answering = "answer=lambda request, _: request == 'first' or __import__('time').sleep(600)"
+    said = said_after_the_kill(STARTS.replace("Trainer([], [])", f"Trainer([], [], {answering})"), tmp_path / "said")
+    assert said.startswith("StageLost: the process that started this one has ended")

@@ -1,25 +1,23 @@
-"""A fake of Prefect's API that plays flow runs state by state, and a launcher that uses it."""
+"""A fake of what Prefect's API answers, which plays flow runs state by state, and a launcher that asks it."""
 
 import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Pending, Running, Scheduled
-
+from baton.flows.remote_stage import FlowRuns, FlowRunState, Launcher, RemoteStages
 from baton.flows.runner import InProcess
-from baton.flows.with_prefect.remote_stage import Launcher, RemoteStages
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import Entry, MetricRow, SegmentRequest, SegmentResult
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
+    InitOrRestoreCall,
     PrepareDataCall,
     RemoteCheckpointToGcsCall,
     RemoteTrainSegmentCall,
@@ -41,62 +39,80 @@ DATASET = DatasetRef(
     already_prepared=True,
 )
 MOST_THAT_PREFECT_TAKES = 1 << 19
-Play = Callable[["Api", UUID, StageCall], list[State | None]]
+Play = Callable[["Api", str, StageCall], list[FlowRunState | None]]
+
+
+def state(name: str, message: str | None = None, *, kind: str = "", at: datetime | None = None) -> FlowRunState:
+    """A state as Prefect calls it, of the type that has its name unless another one is given."""
+    timestamp = (at or datetime.now(UTC)).isoformat()
+    return FlowRunState(type=kind or name.upper(), name=name, message=message, timestamp=timestamp)
+
+
+SCHEDULED, PENDING, RUNNING, CANCELLING = map(state, ("Scheduled", "Pending", "Running", "Cancelling"))
+COMPLETED, FAILED, CRASHED, CANCELLED = map(state, ("Completed", "Failed", "Crashed", "Cancelled"))
+
+
+def failed(name: str = "Failed", message: str | None = None) -> FlowRunState:
+    return state(name, message, kind="FAILED")
 
 
 class Api:
-    """A fake of `FlowRuns`: each flow run that is started takes the next play, which gives its states in turn."""
+    """Answers as `with_prefect/flow_runs.py`; each flow run that is started takes the next play, its states in turn."""
 
     def __init__(self, run: FakeRun, *plays: Play) -> None:
         self.run = run
         self.plays = list(plays)
-        self.states: dict[UUID, list[State | None]] = {}
+        self.states: dict[str, list[FlowRunState | None]] = {}
         self.started: list[dict[str, Any]] = []
-        self.cancelled: list[UUID] = []
-        self.left: dict[UUID, Mapping[str, Any]] = {}
-        self.after_cancel: list[State | None] = [Cancelled()]
-        self.clock: Callable[[], float] = time.monotonic
-        self.sleep: Callable[[float], None] = time.sleep
+        self.cancelled: list[str] = []
+        self.left: dict[str, Mapping[str, Any]] = {}
+        self.after_cancel: list[FlowRunState | None] = [CANCELLED]
 
-    def start(self, deployment: str, parameters: dict[str, Any], **facts: Any) -> UUID:
+    def __call__(self, request: str, arguments: Mapping[str, Any]) -> object:
+        """Answer; questions and answers are JSON, as between processes."""
+        return json.loads(json.dumps(getattr(self, request)(**json.loads(json.dumps(arguments)))))
+
+    def start(self, *, deployment: str, parameters: dict[str, Any], **facts: Any) -> str:
         text = json.dumps(parameters, allow_nan=False)  # as Prefect's client will
         assert len(text) < MOST_THAT_PREFECT_TAKES
-        found = uuid.uuid4()
+        found = str(uuid.uuid4())
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
         keys = self.started[-1]["call"]
         kinds: dict[str, type[StageCall]] = {
             "result": RemoteCheckpointToGcsCall, "request": RemoteTrainSegmentCall, "checkpoint": EvaluateCall,
+            "dataset": InitOrRestoreCall,
         }  # fmt: skip
         kind = next((kind for key, kind in kinds.items() if key in keys), PrepareDataCall)
         call, _ = unpack(kind, parameters["call"])
         self.states[found] = self.plays.pop(0)(self, found, call)
         return found
 
-    def require_deployment(self, name: str, *, of: str) -> None:
+    def require_deployment(self, *, name: str, of: str) -> None:
         """Every deployment is there."""
 
-    def state(self, flow_run: UUID) -> State | None:
+    def state(self, *, flow_run: str) -> dict[str, Any] | None:
         states = self.states[flow_run]
-        return states.pop(0) if len(states) > 1 else states[0]
+        found = states.pop(0) if len(states) > 1 else states[0]
+        return None if found is None else asdict(found)
 
-    def cancel(self, flow_run: UUID) -> None:
+    def cancel(self, *, flow_run: str) -> None:
         self.cancelled.append(flow_run)
         self.states[flow_run] = list(self.after_cancel)
 
-    def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> list[UUID]:
+    def unfinished(self, *, tags: Sequence[str]) -> list[dict[str, Any]]:
         assert "run:digits" in tags
-        return [flow_run for flow_run, parameters in self.left.items() if wanted(parameters)]
+        return [{"id": each, "parameters": parameters, "state": None} for each, parameters in self.left.items()]
 
 
-def answers(answer: Any, *states: State | None) -> Play:
-    def play(api: Api, flow_run: UUID, _call: StageCall) -> list[State | None]:
-        write_answer(api.run.home, str(flow_run), answer)
-        return list(states) or [Scheduled(), Pending(), Running(), Completed()]
+def answers(answer: Any, *states: FlowRunState | None) -> Play:
+    def play(api: Api, flow_run: str, _call: StageCall) -> list[FlowRunState | None]:
+        write_answer(api.run.home, flow_run, answer)
+        return list(states) or [SCHEDULED, PENDING, RUNNING, COMPLETED]
 
     return play
 
 
-def ends(*states: State | None) -> Play:
+def ends(*states: FlowRunState | None) -> Play:
     return lambda *_: list(states)
 
 
@@ -118,9 +134,8 @@ class LauncherHarness:
         )
         self.run, self.api, self.recorder = run, Api(run, *plays), EventRecorder()
         self.slept = 0.0
-        self.api.clock, self.api.sleep = self.clock, self.sleep
-        stages = RemoteStages(flow_runs=self.api, attempt=attempt)  # type: ignore[arg-type]
-        self.launcher = Launcher(local=InProcess(), stages=stages)
+        flow_runs = FlowRuns(ask=self.api, telemetry=self.recorder, clock=self.clock, sleep=self.sleep)
+        self.launcher = Launcher(local=InProcess(), stages=RemoteStages(flow_runs=flow_runs, attempt=attempt))
 
     def until(self, seconds: float) -> None:
         """Have a time budget."""

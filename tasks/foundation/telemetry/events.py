@@ -3,7 +3,8 @@
 Events leave a process as lines of JSON, each an object with the event's class, its fields, and the number of the stage
 that it belongs to. `EventStream` writes them to a pipe; `tell` reads a line, and tells a sink. Nobody waits for who
 reads: what does not fit into the pipe waits in memory, and is dropped when that is too much. For the last event,
-`Ended`, there are some seconds.
+`Ended`, there are some seconds. Only a question, `Asked`, is never dropped: who asks waits for the answer, which
+`Questions` reads from another pipe.
 """
 
 import json
@@ -11,11 +12,12 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import count
 from typing import Any, Final, Literal, Protocol, get_args
 
 from pydantic import BaseModel, TypeAdapter
@@ -23,6 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from baton.tasks.foundation.contracts.data_spec import SetName
 from baton.tasks.foundation.contracts.log_entry import Commit
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
+from baton.tasks.foundation.errors import StageLost
 from baton.tasks.foundation.masking import masked
 
 
@@ -217,6 +220,21 @@ class Ended:
     crashed: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The process asks the one that started it, which answers with `answered`; readers do not receive it.
+
+    Attributes:
+        number: of the question within its process; the answer has it.
+        request: what is asked for.
+        arguments: of the request, as JSON has them.
+    """
+
+    number: int
+    request: str
+    arguments: Mapping[str, object]
+
+
 Event = (
     Note
     | DatasetUsed
@@ -234,6 +252,7 @@ Event = (
     | StageEnded
     | Printed
     | Ended
+    | Asked
 )
 
 
@@ -332,20 +351,18 @@ class EventStream:
     def __init__(self, descriptor: int) -> None:
         """Take the pipe by its writing end."""
         self._pipe = descriptor
-        self._lines: queue.Queue[bytes | threading.Event] = queue.Queue(_MOST_LINES)
+        # A signal may interrupt any line of this thread: its lock is none of Python's, which could stay locked then.
+        self._lines: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="baton-events", daemon=True).start()
 
     def emit(self, event: Event) -> None:
         """Send an event; the last ones of a process before this returns, if the reader takes them in time."""
+        if isinstance(event, Asked | Ended | Hung) or self._lines.qsize() < _MOST_LINES:
+            self._lines.put(line_of(event))
         if isinstance(event, Ended | Hung):
             sent = threading.Event()
-            for item in (line_of(event), sent):
-                with suppress(queue.Full):
-                    self._lines.put(item, timeout=_LAST_SECONDS)
+            self._lines.put(sent)
             sent.wait(_LAST_SECONDS)
-            return
-        with suppress(queue.Full):
-            self._lines.put_nowait(line_of(event))
 
     def _write(self) -> None:
         with suppress(OSError):  # nobody reads
@@ -361,6 +378,72 @@ class EventStream:
             item = self._lines.get()
             if isinstance(item, threading.Event):
                 item.set()
+
+
+# Gets the name of a request and its arguments, and returns a value, all as JSON has them.
+Ask = Callable[[str, Mapping[str, object]], object]
+
+
+class Unreachable(Exception):
+    """Who knows the answer cannot be reached now; another try may help."""
+
+
+def answered(asked: Asked, answer: Ask) -> bytes:
+    """The answer to a question as a line of JSON: a value, an error, or why the answer is not to be had now."""
+    try:
+        said = {"value": answer(asked.request, asked.arguments)}
+    except Unreachable as fault:
+        said = {"unreachable": str(fault)}
+    except Exception as fault:  # noqa: BLE001 - who asked raises it
+        said = {"error": ErrorReport.of(fault).model_dump(mode="json")}
+    return json.dumps({"number": asked.number, **said}).encode() + b"\n"
+
+
+class Questions:
+    """Asks the process that started this one: a question is an event, and its answer a line of a pipe."""
+
+    def __init__(self, descriptor: int, events: Sink) -> None:
+        """Take the pipe of the answers by its reading end."""
+        self._events = events
+        self._numbers = count()
+        self._waiting: dict[int, queue.SimpleQueue[dict[str, object] | None]] = {}
+        self._is_over = False
+        threading.Thread(target=self._read, args=(descriptor,), name="baton-answers", daemon=True).start()
+
+    def __call__(self, request: str, arguments: Mapping[str, object]) -> object:
+        """Ask, and wait for the answer; in the main thread, a signal's handler may raise meanwhile.
+
+        Raises:
+            BatonError: the answer is an error.
+            Unreachable: there is no answer now.
+            StageLost: the other process has ended.
+        """
+        number, answers = next(self._numbers), queue.SimpleQueue[dict[str, object] | None]()
+        self._waiting[number] = answers
+        self._events.emit(Asked(number=number, request=request, arguments=arguments))
+        if self._is_over:  # perhaps before it was known who waits
+            answers.put(None)
+        match answers.get():
+            case None:
+                raise StageLost(
+                    f"the process that started this one has ended, and does not answer any more ({request}); committed "
+                    "checkpoints are kept. Run the same command again"
+                )
+            case {"unreachable": why}:
+                raise Unreachable(why)
+            case {"error": report}:
+                raise ErrorReport.model_validate(report).to_error()
+            case answer:
+                return answer["value"]
+
+    def _read(self, descriptor: int) -> None:
+        with suppress(OSError, ValueError), open(descriptor, "rb") as lines:  # the last one may be torn
+            for line in lines:
+                answer = json.loads(line)
+                self._waiting.pop(answer["number"]).put(answer)
+        self._is_over = True
+        for answers in list(self._waiting.values()):
+            answers.put(None)
 
 
 _BATON = logging.getLogger("baton")

@@ -1,67 +1,39 @@
-"""Requests to Prefect's API: which errors are retried, for how long, and which are refused."""
+"""Requests to Prefect's API: what they answer, which errors another try may help, and which are refused."""
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
+from uuid import UUID
 
-import httpx
 import pytest
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelling, Running
+from prefect.states import Cancelling
 
-from baton.flows.with_prefect.flow_runs import FlowRuns
-from baton.tasks.foundation.contracts.run_spec import StopSpec
+from baton.flows.remote_stage import FlowRuns, FlowRunState, is_over
+from baton.flows.with_prefect import flow_runs
 from baton.tasks.foundation.errors import InvalidInput, StageLost
-from baton.tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
 
 
-def test_unreachable_api_is_retried_for_a_limited_time() -> None:
-    recorder, slept = EventRecorder(), [0.0]
-
-    def sleep(seconds: float) -> None:
-        slept[0] += seconds
-
-    runs = FlowRuns(telemetry=recorder, connect=nullcontext, clock=lambda: slept[0], sleep=sleep)  # type: ignore[arg-type]
-    times = []
-
-    def comes_back(_client: object) -> str:
-        times.append(slept[0])
-        if len(times) < 4:
-            raise httpx.ConnectError("refused")
-        return "here"
-
-    assert run_uninterrupted(lambda _: runs._with_retries(comes_back), StopSpec()) == "here"
-    assert times == sorted(set(times))
-    assert recorder.text.count("is not responding") == 1
-
-    def stays_unreachable(_client: object) -> str:
-        raise httpx.ConnectError("refused")
-
-    began = slept[0]
-    with pytest.raises(StageLost) as caught:
-        run_uninterrupted(lambda _: runs._with_retries(stays_unreachable), StopSpec())
-    assert caught.value.exit_code == 3
-    assert slept[0] - began >= 600
-
-    # After a stop request, a process retries for only a few seconds.
-    began = slept[0]
-    with pytest.raises(StageLost):
-        run_uninterrupted(lambda _: runs._with_retries(stays_unreachable), StopSpec(), within_seconds=1e-9)
-    assert slept[0] - began < 30
+def test_states_and_parameters_are_json() -> None:
+    at = datetime.now(UTC)
+    found = SimpleNamespace(id=UUID(int=7), state=Cancelling(timestamp=at), parameters={"call": "{}"})
+    client = SimpleNamespace(read_flow_runs=lambda **_: [found], read_flow_run=lambda _: found)
+    state = {"type": "CANCELLING", "name": "Cancelling", "message": None, "timestamp": at.isoformat()}
+    flow_run = {"id": str(UUID(int=7)), "parameters": {"call": "{}"}, "state": state}
+    assert flow_runs.unfinished(client, tags=["baton"]) == [flow_run]  # type: ignore[arg-type]
+    assert flow_runs.state(client, flow_run=flow_run["id"]) == state  # type: ignore[arg-type]
 
 
-def test_flow_runs_cancelled_long_ago_count_as_finished() -> None:
-    now = datetime.now(UTC)
-    states = [Running(), Cancelling(timestamp=now), Cancelling(timestamp=now - timedelta(hours=1))]
-    found = [SimpleNamespace(id=number, state=state, parameters={}) for number, state in enumerate(states)]
-    client = SimpleNamespace(read_flow_runs=lambda **_: found)
-    runs = FlowRuns(telemetry=EventRecorder(), connect=lambda: nullcontext(client))  # type: ignore[arg-type]
-    assert runs.unfinished(["baton"], lambda _: True) == [0, 1]
+def test_states_are_over_when_prefect_says_so() -> None:
+    for kind in StateType:
+        state = FlowRunState(type=kind.value, name=None, message=None, timestamp="")
+        assert is_over(state) == State(type=kind).is_final()
 
 
 @contextmanager
@@ -124,7 +96,7 @@ def test_missing_deployment_is_refused_with_one_message() -> None:
 
 def requests() -> tuple[Callable[[], object], Callable[[], object]]:
     """Return the two requests about a deployment: find it, and run it."""
-    runs, name = FlowRuns(telemetry=EventRecorder()), "train-segment/docker"
+    runs, name = FlowRuns(ask=flow_runs.answer, telemetry=EventRecorder()), "train-segment/docker"
     return (
         lambda: runs.require_deployment(name, of="stages.train_segment.deployment"),
         lambda: runs.start(name, {"call": "{}"}, name="digits", tags=["baton"], key="a/0", environment={}),
@@ -138,7 +110,7 @@ def test_timeout_is_retried_and_bad_request_is_not(code: int, *, passes: bool) -
     def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    runs = FlowRuns(telemetry=EventRecorder(), clock=lambda: 1000.0 * len(slept), sleep=sleep)
+    runs = FlowRuns(ask=flow_runs.answer, telemetry=EventRecorder(), clock=lambda: 1000.0 * len(slept), sleep=sleep)
     with server_with_status(code), pytest.raises(StageLost if passes else PrefectHTTPStatusError):
         runs.require_deployment("train-segment/docker", of="stages.train_segment.deployment")
     assert bool(slept) == passes

@@ -16,17 +16,16 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Completed
 
 from baton.flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
 from baton.flows.opened_run import OpenedRun
 from baton.flows.result import RelayResult
 from baton.flows.runner import StageStopped
 from baton.flows.supervisor import Outcome
-from baton.flows.with_prefect import record, remote_stage
+from baton.flows.with_prefect import record
 from baton.flows.with_prefect import run_flows as module
 from baton.flows.with_prefect.artifacts import ArtifactPublisher
-from baton.flows.with_prefect.record import CANCELLED, supervise
+from baton.flows.with_prefect.record import supervise
 from baton.flows.with_prefect.run_flows import (
     evaluate_best,
     evaluated,
@@ -52,7 +51,7 @@ from baton.tasks.foundation.errors import (
 from baton.tasks.foundation.telemetry.events import Committed, Ended, Sink
 from tests.flows.with_prefect.test_artifacts import FakeArtifactStore
 from tests.support.event_recorder import EventRecorder
-from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends, run_with_code
+from tests.support.fake_prefect_api import CANCELLED, COMPLETED, DATASET, Api, Play, answers, ends, run_with_code
 from tests.support.fake_run import FakeRun, flip_a_byte
 
 REACHED = Ended(
@@ -187,7 +186,7 @@ def test_cancelled_flow_run_stops_its_trainer(
     store.cancelled, trainer.is_endless, trainer.ended = True, True, Ended(exit_code=3, stopped="sigterm")
     monkeypatch.setattr(record, "ArtifactPublisher", partial(ArtifactPublisher, store=store))
     run = OpenedRun.open(load_run_file(run_with_code(tmp_path).run_file(), []))
-    assert supervise([], run, logger=told).ended == Ended(exit_code=3, stopped=CANCELLED)
+    assert supervise([], run, logger=told).ended == Ended(exit_code=3, stopped=record.CANCELLED)
     assert told.notes == ["the flow run was cancelled in Prefect"]
 
 
@@ -359,7 +358,7 @@ def remote_stages(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -
     """Return a fake of Prefect's API, and settings that run two stages as deployments."""
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
     api = Api(run, *plays)
-    monkeypatch.setattr(remote_stage, "FlowRuns", lambda **_: api)
+    monkeypatch.setattr(module, "answer", api)
     return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
 
 
@@ -374,9 +373,7 @@ def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.
     keys = set()
     for _ in range(2):
         done = fixed_evaluation(0.9)(chosen_of(file_of(run), "best"))
-        api, settings = remote_stages(
-            monkeypatch, run, answers(dataset_of(run), Completed()), answers(done, Completed())
-        )
+        api, settings = remote_stages(monkeypatch, run, answers(dataset_of(run), COMPLETED), answers(done, COMPLETED))
         with disable_run_logger():
             state = evaluate_best.fn(str(run.run_file()), settings)
         assert state.message == "step 100, validation: accuracy 0.9; same as the log"
@@ -387,7 +384,7 @@ def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.
 
 def test_cancelled_remote_stage_cancels_the_flow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
-    _, settings = remote_stages(monkeypatch, run, answers(dataset_of(run), Completed()), ends(Cancelled()))
+    _, settings = remote_stages(monkeypatch, run, answers(dataset_of(run), COMPLETED), ends(CANCELLED))
     with disable_run_logger():
         state = evaluate_best.fn(str(run.run_file()), settings)
     assert state.type.value == "CANCELLED"

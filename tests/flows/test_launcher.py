@@ -4,17 +4,15 @@ import json
 import uuid
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Running, Scheduled
 
 from baton.flows.admit import preflight
-from baton.flows.opened_run import OpenedRun
+from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.remote_stage import FlowRunState, code_digests, runner_for
 from baton.flows.runner import InProcess, StageStopped
 from baton.flows.stage_process import require_same_code
-from baton.flows.with_prefect.remote_stage import code_digests, runner_for
+from baton.flows.train import train
 from baton.tasks.foundation.contracts.log_entry import Change, MetricRow
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.contracts.stage_calls import (
@@ -32,11 +30,18 @@ from baton.tasks.foundation.machine.threads import run_uninterrupted
 from baton.tasks.stages import PREPARE_DATA
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import (
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
     DATASET,
+    PENDING,
+    RUNNING,
+    SCHEDULED,
     Api,
     LauncherHarness,
     answers,
     ends,
+    failed,
     on_the_tip,
     run_with_code,
     staged,
@@ -103,7 +108,7 @@ def test_long_segment_is_committed_in_another_process(run: FakeRun) -> None:
     result, entry = on_the_tip(harness).model_copy(update={"history": rows}), run.log.entry(run.head.number)
     handed = []
 
-    def commits(api: Api, flow_run: UUID, call: StageCall) -> list[State | None]:
+    def commits(api: Api, flow_run: str, call: StageCall) -> list[FlowRunState | None]:
         assert isinstance(call, RemoteCheckpointToGcsCall)
         handed.append(handed_on(run.home, call.result))
         return answers(entry)(api, flow_run, call)
@@ -127,7 +132,7 @@ def test_damaged_segment_is_dropped(run: FakeRun) -> None:
     result = on_the_tip(harness)
     harness.api.plays = [
         answers(result),
-        ends(Failed(name="DamagedCheckpoint", message="other bytes")),
+        ends(failed(name="DamagedCheckpoint", message="other bytes")),
         answers(result),
     ]
     with pytest.raises(DamagedCheckpoint):
@@ -136,18 +141,18 @@ def test_damaged_segment_is_dropped(run: FakeRun) -> None:
     assert len(harness.api.started) == 3
 
 
-@pytest.mark.parametrize("state", [Pending(), Running()])
-def test_running_commit_is_not_cancelled(run: FakeRun, state: State) -> None:
+@pytest.mark.parametrize("state", [PENDING, RUNNING])
+def test_running_commit_is_not_cancelled(run: FakeRun, state: FlowRunState) -> None:
     harness = LauncherHarness(run)
     result, entry = on_the_tip(harness), RunLog(run.home).entry(run.head.number)
-    harness.api.plays = [answers(entry, *[state] * 5, Completed())]
+    harness.api.plays = [answers(entry, *[state] * 5, COMPLETED)]
     stop = harness.file.spec.stop
     assert run_uninterrupted(lambda _: harness.commit(result), stop, within_seconds=1e-9) == entry
     assert harness.api.cancelled == []
 
 
 def test_queued_commit_is_not_cancelled(run: FakeRun) -> None:
-    harness = LauncherHarness(run, ends(Scheduled()))
+    harness = LauncherHarness(run, ends(SCHEDULED))
     with pytest.raises(StageStopped, match="continues by itself") as caught:
         run_uninterrupted(lambda _: harness.commit(on_the_tip(harness)), harness.file.spec.stop, within_seconds=1e-9)
     assert caught.value.reason == "time_budget"
@@ -163,8 +168,8 @@ def test_stage_is_not_started_after_a_stop(run: FakeRun) -> None:
 
 def test_orphans_are_cancelled_before_a_segment_starts(run: FakeRun) -> None:
     harness = LauncherHarness(run)
-    ours, other_run, other_storage = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
-    changes: dict[uuid.UUID, dict[str, str]] = {
+    ours, other_run, other_storage = (str(uuid.uuid4()) for _ in range(3))
+    changes: dict[str, dict[str, str]] = {
         ours: {}, other_run: {"run": "another"}, other_storage: {"storage": "gs://elsewhere"},
     }  # fmt: skip
     for flow_run, changed in changes.items():
@@ -173,14 +178,14 @@ def test_orphans_are_cancelled_before_a_segment_starts(run: FakeRun) -> None:
         harness.api.left[flow_run] = {
             "call": json.dumps({**call, "spec": {**call["spec"], **changed}, "unknown_key": "x"})
         }
-    harness.api.left[uuid.uuid4()] = {"call": "by hand"}
-    harness.api.states[ours] = [Running()]
+    harness.api.left[str(uuid.uuid4())] = {"call": "by hand"}
+    harness.api.states[ours] = [RUNNING]
 
     def commits_and_ends(api: Api, *_: Any) -> None:
         api.run.commit(170)
-        api.states[ours] = [Cancelled()]
+        api.states[ours] = [CANCELLED]
 
-    harness.api.cancel = lambda flow_run: (harness.api.cancelled.append(flow_run), commits_and_ends(harness.api))  # type: ignore[method-assign,func-returns-value,assignment]
+    harness.api.cancel = lambda *, flow_run: (harness.api.cancelled.append(flow_run), commits_and_ends(harness.api))  # type: ignore[method-assign,func-returns-value,assignment]
     result = harness.train()
     assert harness.api.cancelled == [ours]
     assert result.exit_reason == "superseded"
@@ -189,9 +194,9 @@ def test_orphans_are_cancelled_before_a_segment_starts(run: FakeRun) -> None:
 
 def test_cancelled_orphan_is_waited_for(run: FakeRun) -> None:
     harness = LauncherHarness(run, answers(staged(run)))
-    flow_run = uuid.uuid4()
+    flow_run = str(uuid.uuid4())
     harness.api.left[flow_run] = {"call": harness.sent()}
-    harness.api.states[flow_run] = [Cancelling(), Cancelling(), Cancelled()]
+    harness.api.states[flow_run] = [CANCELLING, CANCELLING, CANCELLED]
     harness.train()
     assert harness.api.cancelled == []
     assert len(harness.api.states[flow_run]) == 1
@@ -233,7 +238,13 @@ def test_code_folder_of_the_deployment_is_sent(run: FakeRun) -> None:
 def test_deployment_of_another_flow_is_refused(run: FakeRun) -> None:
     file = load_run_file(run.run_file(), ["stages.train_segment=train-run/docker"])
     with pytest.raises(InvalidInput, match=r"of the flow train-run.*use train-segment/docker"):
-        runner_for(file.spec, InProcess(), attempt="a" * 32, telemetry=EventRecorder())
+        runner_for(file.spec, InProcess(), ask=Api(run), attempt="a" * 32, telemetry=EventRecorder())
+
+
+def test_deployments_are_refused_where_nobody_asks_prefect(run: FakeRun) -> None:
+    opened = OpenedRun.open(load_run_file(run.run_file(), ["stages.evaluate=evaluate/docker"]))
+    with pytest.raises(InvalidInput, match=r"stages\.evaluate\.deployment: .*baton run .*or remove the key"):
+        train(opened, Goal.of(opened.spec), telemetry=EventRecorder())
 
 
 def test_evaluation_devices_must_divide_the_batch(run: FakeRun) -> None:

@@ -3,31 +3,25 @@
 `runner_for` chooses where each stage of a run file runs. Whatever becomes of a flow run (it fails, crashes, vanishes,
 is cancelled, runs twice, or outlives this process), the next step is the same: read the log, and start another flow
 run for what is missing there.
+
+Prefect is not imported here. `FlowRuns` asks for one request after the other, which `with_prefect/flow_runs.py` makes,
+in this process or in the one that started it. If Prefect is unreachable, they are repeated for a while: flow runs go on
+without it.
 """
 
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
-from uuid import UUID
+from typing import Final, TypeVar
 
-from prefect.client.schemas.objects import State, StateType
+from pydantic import TypeAdapter
 
 from baton.flows.runner import Runner, StageStopped
-from baton.flows.with_prefect.flow_runs import (
-    NEWS_SECONDS,
-    POLL_SECONDS,
-    TO_LEAVE_SECONDS,
-    FlowRuns,
-    FlowRunWait,
-    RemoteCall,
-    is_over,
-)
 from baton.tasks.foundation import errors
 from baton.tasks.foundation.contracts.attempt import LAUNCH
 from baton.tasks.foundation.contracts.base import Contract
@@ -47,14 +41,15 @@ from baton.tasks.foundation.errors import (
     StoreUnreachable,
 )
 from baton.tasks.foundation.log.attempts import require_progress
-from baton.tasks.foundation.log.stage_results import take_answer, take_error
+from baton.tasks.foundation.log.stage_results import has_answer, take_answer, take_error
 from baton.tasks.foundation.machine.processes import HASH_SEED, hash_seed
-from baton.tasks.foundation.machine.stops import Stops
-from baton.tasks.foundation.machine.threads import run_uninterrupted
+from baton.tasks.foundation.machine.stops import Stop, Stops
+from baton.tasks.foundation.machine.threads import last_stop, run_uninterrupted
 from baton.tasks.foundation.model.saved_code import file_references, module_digest
 from baton.tasks.foundation.stage import Place, Stage, label_of
-from baton.tasks.foundation.telemetry.events import Note, Phase, Sink
-from baton.tasks.foundation.text import with_place
+from baton.tasks.foundation.storage.interface import Storage
+from baton.tasks.foundation.telemetry.events import Ask, Note, Phase, Sink, Unreachable
+from baton.tasks.foundation.text import command, listed, with_place
 from baton.tasks.stages import CHECKPOINT_TO_GCS, STAGES, TRAIN_SEGMENT
 
 C = TypeVar("C", bound=StageCall)
@@ -65,32 +60,63 @@ _HAND_ON = {TRAIN_SEGMENT.name, CHECKPOINT_TO_GCS.name}
 _LONGEST_PAUSE_SECONDS = 30.0
 # Another try may help: the stage lost its machine, its devices or the way to the store.
 _ANOTHER_TRY = frozenset(kind.__name__ for kind in (AcceleratorLost, StageLost, StoreUnreachable))
+# A restarted server is back by then; one that is gone must not block the command.
+_RETRY_SECONDS = 600.0
+# In a process that was asked to stop.
+_RETRY_SECONDS_ON_STOP = 5.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
+# A flow run that was cancelled longer ago has lost its worker, and its end will not be reported.
+_LONGEST_CANCELLING = timedelta(minutes=10)
+_POLL_SECONDS = 1.0
+# A cancelled stage commits within its grace period; this is for the news of it.
+_NEWS_SECONDS = 30.0
+# A running segment knows the time budget itself and commits in order; SIGTERM would leave it the grace period only.
+_ORDERLY_SECONDS = 300.0
+# Longer than a container takes to start; a machine may take longer, so it is a warning and no more.
+_QUEUE_SECONDS = 120.0
+# What this process needs of its own grace period, to say where the run stands.
+_TO_LEAVE_SECONDS = 2.0
+_OVER: Final = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
 
 
 def runner_for(
-    spec: RunSpec, local: Runner, *, attempt: str | None, telemetry: Sink, max_seconds: float | None = None
+    spec: RunSpec,
+    local: Runner,
+    *,
+    ask: Ask | None,
+    attempt: str | None,
+    telemetry: Sink,
+    max_seconds: float | None = None,
 ) -> Runner:
     """The runner for the stages of a run file.
 
     Args:
         spec: the run file; its `stages` name the deployments.
         local: runs the other stages, in this process.
+        ask: asks Prefect's API, as `with_prefect/flow_runs.py` answers; None: nobody does.
         attempt: the attempt that the stages belong to, a uuid4 made in this process. None outside a training run; no
             attempt record is written.
         telemetry: receives warnings about Prefect's API.
         max_seconds: time budget of the command, from now; a stage that has not started by then is not waited for.
 
     Raises:
-        InvalidInput: a deployment does not exist, or belongs to another flow.
+        InvalidInput: a deployment does not exist, or belongs to another flow; or nobody asks Prefect.
     """
     placements = spec.stages.remote()
     if not placements:
         return local
-    flow_runs = FlowRuns(telemetry=telemetry)
+    keys = {name: f"stages.{name}.deployment" for name in placements}
+    if ask is None:
+        raise InvalidInput(
+            f"{listed(list(keys.values()))}: nothing here starts flow runs of deployments; train with "
+            + command("run")
+            + ", or remove the key to run the stage in this process"
+        )
+    flow_runs = FlowRuns(ask=ask, telemetry=telemetry)
     for name, placement in placements.items():
         deployment = placement.deployment or ""
         require_flow_of(name, deployment)
-        flow_runs.require_deployment(deployment, of=f"stages.{name}.deployment")
+        flow_runs.require_deployment(deployment, of=keys[name])
     until = None if max_seconds is None else time.monotonic() + max_seconds
     stages = RemoteStages(flow_runs=flow_runs, attempt=attempt, until=until, remote=frozenset(placements))
     return Launcher(local=local, stages=stages)
@@ -161,11 +187,11 @@ class RemoteStages:
         remote: names of the stages.
     """
 
-    flow_runs: FlowRuns
+    flow_runs: "FlowRuns"
     attempt: str | None
     until: float | None = None
     remote: frozenset[str] = frozenset(stage.name for stage in STAGES)
-    _tries: list[UUID] = field(default_factory=list)
+    _tries: list[str] = field(default_factory=list)
     _key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def run(self, stage: Stage[C, A], call: C, place: Place) -> A:
@@ -203,7 +229,7 @@ class RemoteStages:
         stage.remote.on_answer(answer, place)
         return answer
 
-    def remote_call(self, stage: Stage[C, A], call: C, place: Place) -> RemoteCall:
+    def remote_call(self, stage: Stage[C, A], call: C, place: Place) -> "RemoteCall":
         """A call as it is sent: storage and code by addresses that hold in other processes."""
         placement = call.spec.stages.remote()[stage.name]
         folder = place.code_folder.resolve()
@@ -231,17 +257,17 @@ class RemoteStages:
         """
         for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), lambda each: _is_of(each, spec.run, place)):
             state = self.flow_runs.state(flow_run)
-            cancelled = state is not None and state.type is StateType.CANCELLING
+            cancelled = state is not None and state.type == "CANCELLING"
             what = "waiting for it to end, since it is cancelled" if cancelled else "cancelling it; it commits first"
             text = f"flow run {flow_run} of an earlier attempt is still active; {what}"
             place.telemetry.emit(Note(text=text, warning=True))
             if not cancelled:
                 self.flow_runs.cancel(flow_run)
-            until = self.flow_runs.clock() + spec.stop.grace_seconds + NEWS_SECONDS
+            until = self.flow_runs.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
             while self.flow_runs.clock() < until and not is_over(self.flow_runs.state(flow_run)):
-                self.flow_runs.sleep(POLL_SECONDS)
+                self.flow_runs.sleep(_POLL_SECONDS)
 
-    def _try_once(self, call: RemoteCall, kind: type[A], place: Place, stops: Stops) -> A:
+    def _try_once(self, call: "RemoteCall", kind: type[A], place: Place, stops: Stops) -> A:
         home, telemetry = place.home, place.telemetry
         telemetry.emit(Phase(cause=LAUNCH))
         flow_run = self.flow_runs.start(
@@ -261,21 +287,21 @@ class RemoteStages:
         except StageStopped:
             # A staged segment stays for the next attempt; any other answer is deleted, if that is quick.
             with suppress(StorageError, RunLogError, AnotherVersion):
-                take_answer(home.with_deadline(TO_LEAVE_SECONDS), str(flow_run), kind)
+                take_answer(home.with_deadline(_TO_LEAVE_SECONDS), flow_run, kind)
             raise
-        answer = take_answer(home, str(flow_run), kind)
+        answer = take_answer(home, flow_run, kind)
         if answer is not None and not _was_stopped(answer):
             return answer
         what = f"{call} (flow run {flow_run} of {call.deployment})"
         if state is None:
             raise _Lost(f"{what} is not known to Prefect any more")
-        if state.type is StateType.FAILED:
+        if state.type == "FAILED":
             fault = _error(state, place, flow_run, what)
             if type(fault).__name__ not in _ANOTHER_TRY:
                 raise fault
-        if state.type is StateType.CANCELLED:
+        if state.type == "CANCELLED":
             raise StageStopped("cancelled", f"{what} was cancelled; the same command continues the run")
-        if state.type is StateType.COMPLETED:
+        if state.type == "COMPLETED":
             raise _Lost(f"{what} has completed, but its answer is not in {home.uri}; it writes to another folder")
         raise _Lost(f"{what} ended without an answer ({state.name}: {state.message or 'no message'})")
 
@@ -295,7 +321,7 @@ class RemoteStages:
     def _pause(self, seconds: float, stops: Stops) -> None:
         until = self.flow_runs.clock() + seconds
         while stops.requested is None and self.flow_runs.clock() < until:
-            self.flow_runs.sleep(min(POLL_SECONDS, seconds))
+            self.flow_runs.sleep(min(_POLL_SECONDS, seconds))
 
 
 def _hashes_of(place: Place) -> dict[str, str]:
@@ -324,10 +350,10 @@ def _was_stopped(answer: Contract) -> bool:
     return isinstance(answer, SegmentResult) and answer.staged is None and answer.exit_reason in {"sigterm", "sigint"}
 
 
-def _error(state: State, place: Place, flow_run: UUID, what: str) -> BatonError:
+def _error(state: "FlowRunState", place: Place, flow_run: str, what: str) -> BatonError:
     """The error that the stage raised, with the flow run in its message."""
     with suppress(StorageError, RunLogError, AnotherVersion):
-        report = take_error(place.home, str(flow_run))
+        report = take_error(place.home, flow_run)
         if report is not None:
             return report.model_copy(update={"message": with_place(report.message, f"in {what}")}).to_error()
     # A stage that cannot open the home reports no more than the class, as the name of the state.
@@ -337,3 +363,249 @@ def _error(state: State, place: Place, flow_run: UUID, what: str) -> BatonError:
     names = [each.__name__ for each in kind.__mro__ if issubclass(each, BatonError)]
     message = with_place(state.message or "", f"in {what}")
     return ErrorReport(error=names[0], bases=tuple(names[1:]), message=message).to_error()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRunState:
+    """A state of a flow run, as Prefect has it.
+
+    Attributes:
+        type: such as RUNNING.
+        name: such as Running; other names have a meaning of their own.
+        message: such as that of the error.
+        timestamp: since when, in ISO format.
+    """
+
+    type: str
+    name: str | None
+    message: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedFlowRun:
+    """A flow run that has not ended, by its id, and what it was started with."""
+
+    id: str
+    parameters: Mapping[str, object]
+    state: FlowRunState | None
+
+
+_STATE: Final = TypeAdapter[FlowRunState | None](FlowRunState | None)
+_UNFINISHED: Final = TypeAdapter(list[UnfinishedFlowRun])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRuns:
+    """Flow runs of deployments: the requests of `with_prefect/flow_runs.py`, retried while Prefect is unreachable."""
+
+    ask: Ask
+    telemetry: Sink
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def require_deployment(self, name: str, *, of: str) -> None:
+        """Refuse a deployment that does not exist, before anything begins.
+
+        Args:
+            name: FLOW/DEPLOYMENT.
+            of: the run file's key that names it.
+
+        Raises:
+            InvalidInput: the API does not know it.
+        """
+        self._ask("require_deployment", name=name, of=of)
+
+    def start(
+        self,
+        deployment: str,
+        parameters: Mapping[str, object],
+        *,
+        name: str,
+        tags: Sequence[str],
+        key: str,
+        environment: Mapping[str, str],
+    ) -> str:
+        """Schedule a flow run of a deployment, as a child of the command's, and return its id.
+
+        Args:
+            deployment: FLOW/DEPLOYMENT.
+            name: name of the flow run.
+            tags: tags of the flow run.
+            key: idempotency key; a second request with the same key starts no second flow run.
+            environment: variables of the flow run's process, besides those of its deployment.
+
+        Raises:
+            InvalidInput: the API does not know the deployment any more.
+        """
+        facts = {"name": name, "tags": list(tags), "key": key, "environment": environment}
+        return str(self._ask("start", deployment=deployment, parameters=parameters, **facts))
+
+    def state(self, flow_run: str) -> FlowRunState | None:
+        """The state of a flow run; None if the API does not know it any more."""
+        return _STATE.validate_python(self._ask("state", flow_run=flow_run))
+
+    def cancel(self, flow_run: str) -> None:
+        """Cancel a flow run: its process receives SIGTERM; a flow run that has not started never starts."""
+        self._ask("cancel", flow_run=flow_run)
+
+    def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, object]], bool]) -> list[str]:
+        """Flow runs that have not ended; some of them may be about to.
+
+        Args:
+            tags: only flow runs with all of these tags.
+            wanted: only flow runs for whose parameters it returns true.
+        """
+        found = _UNFINISHED.validate_python(self._ask("unfinished", tags=list(tags)))
+        return [each.id for each in found if wanted(each.parameters) and not _is_stuck(each.state)]
+
+    def _ask(self, request: str, **arguments: object) -> object:
+        """Make a request, and retry it while the API is unreachable.
+
+        Raises:
+            InvalidInput: the API refuses the credentials.
+            StageLost: the API was unreachable for too long.
+        """
+        began, wait = self.clock(), _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                return self.ask(request, arguments)
+            except Unreachable as absent:
+                waited = self.clock() - began
+                if waited >= (_RETRY_SECONDS if last_stop() is None else _RETRY_SECONDS_ON_STOP):
+                    raise StageLost(
+                        f"{absent}, for {waited:.0f} seconds now; committed checkpoints are kept. Run the same command "
+                        "again when it responds"
+                    ) from absent
+                if wait == _FIRST_WAIT_SECONDS:
+                    self.telemetry.emit(Note(text=f"{absent}; retrying", warning=True))
+            self.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCall:
+    """A call to a stage in another process.
+
+    Attributes:
+        stage: its name, such as train_segment.
+        deployment: FLOW/DEPLOYMENT.
+        spec: the run file.
+        text: the call as JSON.
+        aim: what the stage is to reach, for messages.
+        cancellable: whether to cancel the stage when this process is asked to stop.
+    """
+
+    stage: str
+    deployment: str
+    spec: RunSpec
+    text: str
+    aim: str
+    cancellable: bool
+
+    def __str__(self) -> str:
+        return f"{label_of(self.stage)} {self.aim}".strip()
+
+
+@dataclass(slots=True, kw_only=True)
+class FlowRunWait:
+    """Waits for one flow run.
+
+    Attributes:
+        flow_run: id of the flow run.
+        call: what it was started with.
+        home: the run's home, where it leaves its answer.
+        telemetry: receives a warning if the flow run stays queued.
+        flow_runs: Prefect's API.
+    """
+
+    flow_run: str
+    call: RemoteCall
+    home: Storage
+    telemetry: Sink
+    flow_runs: FlowRuns
+    _warned: bool = False
+    _has_run: bool = False
+    _cancelling_since: float | None = None
+    _stopping_since: float | None = None
+
+    def until_over(self, stops: Stops) -> FlowRunState | None:
+        """Wait until it is over.
+
+        Args:
+            stops: requests to stop this process; a cancellable stage is cancelled then.
+
+        Returns:
+            The last state; None if Prefect does not know the flow run any more.
+
+        Raises:
+            StageStopped: this process was asked to stop, or the flow run was cancelled and its end was not reported.
+        """
+        began = self.flow_runs.clock()
+        while True:
+            state = self.flow_runs.state(self.flow_run)
+            self._has_run = self._has_run or (state is not None and state.type == "RUNNING")
+            if self._has_run and _is_queued(state) and has_answer(self.home, self.flow_run):
+                # Its machine was lost, and Prefect has scheduled it again; there is nothing left to do for it.
+                self.flow_runs.cancel(self.flow_run)
+                return state
+            self._warn_of_queue(state, self.flow_runs.clock() - began)
+            self._require_end_of_cancelled(state)
+            if is_over(state) and (self._stopping_since is None or not self.call.cancellable):
+                return state
+            if stops.requested is not None:
+                self._stop(stops.requested, stops.grace_left(), state)
+            self.flow_runs.sleep(_POLL_SECONDS)
+
+    def _warn_of_queue(self, state: FlowRunState | None, waited_seconds: float) -> None:
+        if self._warned or self._has_run or not _is_queued(state) or waited_seconds < _QUEUE_SECONDS:
+            return
+        self._warned = True
+        hint = "check that its work pool has a worker and is neither paused nor full"
+        self.telemetry.emit(
+            Note(text=f"{self.call} has not started after {_QUEUE_SECONDS:.0f} s; {hint}", warning=True)
+        )
+
+    def _require_end_of_cancelled(self, state: FlowRunState | None) -> None:
+        if state is None or state.type != "CANCELLING":
+            self._cancelling_since = None
+            return
+        if self._cancelling_since is None:
+            self._cancelling_since = self.flow_runs.clock()
+        if self.flow_runs.clock() >= self._cancelling_since + self.call.spec.stop.grace_seconds + _NEWS_SECONDS:
+            raise StageStopped("cancelled", f"{self.call} was cancelled, and its end was not reported")
+
+    def _stop(self, stop: Stop, grace_left: float, state: FlowRunState | None) -> None:
+        """Cancel the flow run, if it has not been done; give up waiting when the time for that is over."""
+        if self._stopping_since is None:
+            if not self._sees_to_it(stop, state):
+                if self.call.cancellable:
+                    self.flow_runs.cancel(self.flow_run)
+                self._stopping_since = self.flow_runs.clock()
+            return
+        too_long = self.flow_runs.clock() >= self._stopping_since + self.call.spec.stop.grace_seconds + _NEWS_SECONDS
+        if is_over(state) or too_long or grace_left <= _TO_LEAVE_SECONDS:
+            how = "was cancelled" if self.call.cancellable else "continues by itself"
+            raise StageStopped(stop.reason, f"{self.call} {how} ({stop.reason.replace('_', ' ')})")
+
+    def _sees_to_it(self, stop: Stop, state: FlowRunState | None) -> bool:
+        """Whether the stage handles this stop itself: it was given the time budget, once it runs."""
+        if stop.reason != "time_budget" or state is None or state.type != "RUNNING":
+            return False
+        orderly_seconds = max(self.call.spec.stop.grace_seconds, _ORDERLY_SECONDS)
+        return self.call.stage != "train_segment" or self.flow_runs.clock() < stop.at + orderly_seconds
+
+
+def is_over(state: FlowRunState | None) -> bool:
+    """Whether a flow run has ended, or is not known any more."""
+    return state is None or state.type in _OVER
+
+
+def _is_queued(state: FlowRunState | None) -> bool:
+    return state is not None and state.type in {"SCHEDULED", "PENDING"}
+
+
+def _is_stuck(state: FlowRunState | None) -> bool:
+    if state is None or state.type != "CANCELLING":
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(state.timestamp) > _LONGEST_CANCELLING
