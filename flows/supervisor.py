@@ -19,6 +19,7 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,7 @@ _LOGGER = logging.getLogger(__name__)
 _MODULE: Final = "baton.flows.train"
 _LINES_SHOWN: Final = 15
 _READ_BYTES: Final = 1 << 16
+_LOOK_SECONDS: Final = 0.05
 
 
 def trainer_words(
@@ -197,9 +199,10 @@ class Trainer:
 
     def kill(self) -> None:
         """Kill it and all processes that it started, if it runs."""
-        if self.process.poll() is None:
+        if self.process.returncode is None:  # as in `send`
             self._killed = True
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def outcome(self) -> Outcome:
         """How it ended, after its end: once the readers have all events."""
@@ -363,10 +366,11 @@ def _give_terminal(group: int) -> None:
 def _wait_as_a_shell(process: "subprocess.Popen[bytes]") -> None:
     """Wait for the end of a process; when Ctrl-Z stops it, stop this process group too, and go on with it."""
     while process.poll() is None:
-        state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        # No call here waits without an end: a signal that arrives just before such a call does not interrupt it.
+        state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | os.WNOHANG)
         if state is None or state.si_code != os.CLD_STOPPED:
-            process.wait()
-            return
+            time.sleep(_LOOK_SECONDS)
+            continue
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # takes notice of it
         _take_terminal_from(process.pid)
         os.kill(0, signal.SIGTSTP)

@@ -108,6 +108,13 @@ def test_question_is_never_dropped() -> None:
     os.close(writer)
 
 
+def signal_main_thread(number: signal.Signals) -> None:
+    """Interrupt what the main thread waits for, which a signal for the process need not do."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
+
+
 class Pipe:
     """Questions whose answers a test gives; `on` gets the pipe and each question."""
 
@@ -139,7 +146,7 @@ def test_signal_interrupts_who_waits_for_an_answer() -> None:
     def on(pipe: Pipe, event: Event) -> None:
         assert isinstance(event, Asked)
         if event.number == 0:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(0.1, signal_main_thread, (signal.SIGTERM,)).start()
             return
         for number in (0, 1):  # the first one comes late
             pipe.answer(answered(Asked(number=number, request=f"{number}", arguments={}), lambda request, _: request))
@@ -385,8 +392,9 @@ def test_signal_for_a_trainer_that_has_just_ended_takes_its_end_from_nobody(
     trainer, wait = Trainer([], []), os.waitid
 
     def signalled(*arguments: Any) -> Any:
-        wait(*arguments)
+        wait(os.P_PID, trainer.process.pid, os.WEXITED | os.WNOWAIT)
         trainer.send(signal.SIGTERM)  # as a handler does between the end and Python's return from the call
+        trainer.kill()
         return wait(*arguments)
 
     monkeypatch.setattr(os, "waitid", signalled)
@@ -420,7 +428,8 @@ def test_interrupt_is_passed_on(program: Callable[[str], None]) -> None:
         """
         try:
             stream.emit(Note(text="trains"))
-            time.sleep(600)
+            while True:
+                time.sleep(0.05)  # a signal that comes just before a sleep does not interrupt it
         except KeyboardInterrupt:
             stream.emit(Ended(exit_code=3, stopped="sigint"))
             sys.exit(3)
@@ -468,7 +477,8 @@ def test_trainer_has_the_terminal_and_gives_it_back(program: Callable[[str], Non
         name = input("name? ")
         try:
             print("got", name, flush=True)
-            time.sleep(600)
+            while True:
+                time.sleep(0.05)  # a signal that comes just before a sleep does not interrupt it
         except KeyboardInterrupt:
             print("once", flush=True)
             stream.emit(Ended(exit_code=3, stopped="sigint"))
@@ -561,7 +571,8 @@ def test_trainer_of_a_killed_parent_gets_a_sigterm(program: Callable[[str], None
         from pathlib import Path
         signal.signal(signal.SIGTERM, lambda *_: (Path(os.environ["SAID"]).write_text("committed"), os._exit(3)))
         print(os.getpid(), flush=True)
-        time.sleep(600)
+        while True:
+            time.sleep(0.05)
         """
     )
     assert said_after_the_kill(STARTS, tmp_path / "said") == "committed"
