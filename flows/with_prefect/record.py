@@ -24,7 +24,18 @@ from baton.tasks.foundation.errors import BatonError, BlowUp
 from baton.tasks.foundation.machine.stops import STOP_SIGNALS, Stops
 from baton.tasks.foundation.machine.threads import run_uninterrupted
 from baton.tasks.foundation.masking import masked
-from baton.tasks.foundation.telemetry.events import Ask, Committed, Ended, Evaluated, Event, Hung, Note, Several, Sink
+from baton.tasks.foundation.telemetry.events import (
+    Ask,
+    Committed,
+    Ended,
+    Evaluated,
+    Event,
+    Hung,
+    Note,
+    Several,
+    Sink,
+    warnings_as_notes,
+)
 from baton.tasks.foundation.telemetry.formatting import metric_words, step_words
 from baton.tasks.foundation.text import counted, shown, shown_lines
 
@@ -284,6 +295,7 @@ def supervise(
 
     with (
         worker_shield(),
+        warnings_as_notes(logger),
         recorded(run, notes=logger, on_cancelled=cancel, logger=logger, only_progress=only_progress) as reader,
     ):
         # In a session of its own, Ctrl-C in the terminal of a worker is for the worker.

@@ -22,7 +22,6 @@ from baton.tasks.foundation.contracts.stage_calls import ErrorReport, unpack
 from baton.tasks.foundation.errors import BatonError
 from baton.tasks.foundation.stage import label_of
 from baton.tasks.foundation.storage.local_files import temporary_folder
-from baton.tasks.foundation.telemetry.events import warnings_as_notes
 
 mask_library_output()
 
@@ -97,7 +96,7 @@ def supervised(stage: str, text: str) -> State[Contract]:
     except BatonError as fault:
         return _failed(ErrorReport.of(fault))
     logger = PrefectRunLogger(logger_of_stage)
-    with tags(*tags_of(run.spec)), warnings_as_notes(logger), temporary_folder("baton-call-") as folder:
+    with tags(*tags_of(run.spec)), temporary_folder("baton-call-") as folder:
         file = folder / "call.json"  # too long for an argument
         file.write_text(text, encoding="utf-8")
         words = ["--stage", stage, "--call", str(file), "--flow-run", str(flow_run.id)]
