@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.flows.host_checks import agree
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.process_start import keep_hash_seed
-from baton.flows.result import RelayResult, result_of
+from baton.flows.result import Goal, RelayResult, result_of
 from baton.tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from baton.tasks.foundation.contracts.data_spec import DataSpec
 from baton.tasks.foundation.contracts.dataset import Feature, Reading

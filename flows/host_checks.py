@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.tasks.foundation.contracts.base import Contract
 from baton.tasks.foundation.contracts.stage_calls import ErrorReport
 from baton.tasks.foundation.errors import AcceleratorError, AcceleratorLost, BatonError, FileMissing, InvalidInput

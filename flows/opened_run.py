@@ -1,7 +1,6 @@
-"""The opened run: its settings, its storage and its log; the goal of a command; and the code that a home has.
+"""The opened run: its settings, its storage and its log; and the code that a home has.
 
-A command or a flow opens a run once. Everything that it calls takes the opened run, never an address or a file. A
-command aims at an absolute step, so that repeating it is harmless.
+A command or a flow opens a run once. Everything that it calls takes the opened run, never an address or a file.
 
 A home has the run file and the code that its run was trained with, for what is asked of it by its address alone. That
 code runs with the user's rights. It runs unasked only if nobody else can have written it: from a home on a local disk
@@ -12,7 +11,6 @@ trusts it or names a run file of their own. What is safe to be asked of any home
 import atexit
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -41,13 +39,11 @@ from baton.tasks.foundation.errors import (
     ModelError,
     NoSuchRun,
     PathRefused,
-    RunFileError,
     RunLogError,
     SourceError,
     errors_worded,
 )
 from baton.tasks.foundation.keras_config import require_keras_file
-from baton.tasks.foundation.log.appends import evaluation_due, is_test_due
 from baton.tasks.foundation.log.attempts import AttemptReader
 from baton.tasks.foundation.log.files import FIRST_ENTRY, entry_number
 from baton.tasks.foundation.log.log import RunLog
@@ -231,125 +227,6 @@ def holds_a_log(home: Storage) -> bool:
     """Return whether a folder is a run's home."""
     # A run that lost its first entry is damaged, but it is still a run.
     return home.exists(FIRST_ENTRY) or any(entry_number(path) is not None for path in home.files("log"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """The goal of a command: how far it trains, and when it stops earlier.
-
-    Attributes:
-        until_step: the absolute step to train to; None: the run file's target.
-        max_segments: stop after this many segments; None: no limit.
-        max_seconds: stop after this many seconds; None: no limit.
-        cuts: steps where a segment ends in addition to the run file's, so that they are committed.
-    """
-
-    until_step: int | None
-    max_segments: int | None
-    max_seconds: float | None
-    cuts: tuple[int, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        spec: RunSpec,
-        *,
-        until_step: int | None = None,
-        max_segments: int | None = None,
-        max_seconds: float | None = None,
-        cuts: Sequence[int] = (),
-    ) -> "Goal":
-        """Make the goal of a command from its run file and its options.
-
-        Args:
-            until_step: the absolute step to train to; None: train.steps, or the end of train.epochs.
-            max_segments: stop after this many segments; None: no limit.
-            max_seconds: stop after this many seconds; None: train.stop_after_seconds.
-            cuts: steps to commit in addition.
-
-        Raises:
-            RunFileError: a limit is below 1, `max_seconds` is not positive and finite, or the step is beyond
-                the target.
-        """
-        for name, value in (("until-step", until_step), ("max-segments", max_segments)):
-            if value is not None and value < 1:
-                raise RunFileError(option(name) + f" = {value} must be at least 1")
-        if max_seconds is not None and not (max_seconds > 0 and math.isfinite(max_seconds)):
-            raise RunFileError(option("max-seconds") + f" = {max_seconds} must be more than 0, and finite")
-        goal = cls(
-            until_step=until_step,
-            max_segments=max_segments,
-            max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
-            cuts=tuple(cuts),
-        )
-        goal.require_within(spec)
-        return goal
-
-    def require_within(self, spec: RunSpec) -> None:
-        """Check that the goal is not beyond the run file's target, if that is known.
-
-        Raises:
-            RunFileError: it is.
-        """
-        target, train = spec.train.known_target, spec.train
-        if self.until_step is None or target is None or self.until_step <= target:
-            return
-        if train.epochs is None:
-            beyond, key, enough = f"train.steps = {target}", "train.steps", self.until_step
-        else:
-            beyond, key = f"step {target}, the end of train.epochs = {train.epochs}", "train.epochs"
-            enough = train.epoch.period().ended_by(self.until_step - 1) + 1
-        raise RunFileError(
-            option("until-step")
-            + f" = {self.until_step} lies beyond {beyond}; raise {key}, as with "
-            + option("set", f"{key}={enough}")
-        )
-
-    def step(self, spec: RunSpec) -> int:
-        """Return the absolute step to train to."""
-        return self.until_step or spec.train.target
-
-    def next_cut(self, spec: RunSpec, step: int) -> int:
-        """Return the step where the segment that starts at `step` has to end, at the latest."""
-        return min((cut for cut in self.cuts if cut > step), default=self.step(spec))
-
-    def reason(self, head: Head, spec: RunSpec) -> str:
-        """Return the exit reason of a command that reached the goal."""
-        if head.finished is not None and (head.tip is None or head.tip.step < self.step(spec)):
-            return "finished_early"
-        return "complete" if self.step(spec) == spec.train.target else "until_step"
-
-    def reached(self, head: Head | None, spec: RunSpec) -> bool:
-        """Return whether no work is left: the run is at the goal's step, or callbacks ended it earlier.
-
-        A run without a checkpoint, or with an evaluation or a test that is still due, has not reached its goal. The end
-        of an epoch is not known before the number of training examples is.
-        """
-        if needs_examples(spec):
-            return False
-        if head is None or head.tip is None or evaluation_due(head, spec) or is_test_due(head, spec):
-            return False
-        return self.is_trained(head, spec)
-
-    def is_trained(self, head: Head, spec: RunSpec) -> bool:
-        """Return whether no step is left to train; evaluations may be. It must be known where epochs end."""
-        return head.finished is not None or (head.tip is not None and head.tip.step >= self.step(spec))
-
-
-def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | None:
-    """Return the `key=value` with which a run at `step` has steps left to train; None if its run file says enough.
-
-    Args:
-        step: of the tip.
-        target: the step to train to; if it is not ahead, the run gets twice as long.
-    """
-    train, own = spec.train, spec.train.known_target
-    if own is None or own > step:
-        return None
-    ahead, times = (target, 1) if target is not None and target > step else (step, 2)
-    if train.epochs is None:
-        return f"train.steps={times * ahead}"
-    return f"train.epochs={times * (train.epoch.period().ended_by(ahead - 1) + 1)}"
 
 
 _TRUST = "if you trust whoever wrote it, run it all the same: " + option("trust-code", True)

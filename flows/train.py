@@ -29,7 +29,7 @@ announce_tpu()
 
 from baton.flows.admit import Admitted, admit, require_still_idle  # noqa: E402
 from baton.flows.host_checks import refusals_told  # noqa: E402
-from baton.flows.opened_run import Goal, OpenedRun  # noqa: E402
+from baton.flows.opened_run import OpenedRun  # noqa: E402
 from baton.flows.process import (  # noqa: E402
     keep_main_module_from_children,
     mask_library_output,
@@ -43,7 +43,11 @@ from baton.flows.process import (  # noqa: E402
 from baton.flows.process_start import fast_imports  # noqa: E402
 from baton.flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from baton.flows.remote_stage import runner_for  # noqa: E402
-from baton.flows.result import RelayResult, result_of_interrupted  # noqa: E402
+from baton.flows.result import (  # noqa: E402
+    Goal,
+    RelayResult,
+    result_of_interrupted,
+)
 from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
 from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402

@@ -183,12 +183,12 @@ IMPORTS = imports_below("flows", "tasks")
 MOST_MODULES = 240
 # Statements by folder, not lines: no text is squeezed to fit.
 MOST_STATEMENTS = {
-    "flows": 3245,
+    "flows": 3260,
     "flows/commands": 1580,
     "flows/doctor": 762,
     "flows/package": 14,
     "flows/proof": 560,
-    "flows/with_prefect": 1195,
+    "flows/with_prefect": 1190,
     "tasks": 72,
     "tasks/checkpoint_to_gcs": 17,
     "tasks/evaluate": 1044,
@@ -341,7 +341,7 @@ ARROWS_OF_FLOWS = {
     "facts": {"opened_run"},
     "comparison": {"facts", "opened_run"},
     "result": {"facts", "opened_run"},
-    "host_checks": {"opened_run"},
+    "host_checks": {"opened_run", "result"},
     "admit": {"host_checks", "opened_run", "process_start", "result"},
     "runner": {"process"},
     "stage_process": {"process_start", "runner"},

@@ -10,7 +10,8 @@ import typer
 from baton.flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from baton.flows.commands.output import Output, command_line, say_json
 from baton.flows.facts import RunFacts
-from baton.flows.opened_run import OpenedRun, RunHome, open_run, override_to_continue
+from baton.flows.opened_run import OpenedRun, RunHome, open_run
+from baton.flows.result import override_to_continue
 from baton.tasks.foundation.checkpoint.fork import fork as fork_run
 from baton.tasks.foundation.contracts.run_spec import check_run_name
 from baton.tasks.foundation.errors import RunFileError

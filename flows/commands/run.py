@@ -18,9 +18,9 @@ from baton.flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePat
 from baton.flows.commands.output import command_line, commands_to_paste, say_json
 from baton.flows.facts import RunFacts
 from baton.flows.host_checks import refusals_told
-from baton.flows.opened_run import Goal, OpenedRun, override_to_continue
+from baton.flows.opened_run import OpenedRun
 from baton.flows.process import has_temporary_home, stop_reason
-from baton.flows.result import RelayResult, leaves_time, report_end
+from baton.flows.result import Goal, RelayResult, leaves_time, override_to_continue, report_end
 from baton.flows.supervisor import Trainer, trainer_words
 from baton.flows.with_prefect.server import set_quiet_defaults
 from baton.tasks.foundation.contracts.identity import accepted_keys

@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from baton.flows import result as results
 from baton.flows.commands.main import main
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.proof.execute import Execution, FreshProcesses
-from baton.flows.result import RelayResult
+from baton.flows.result import Goal, RelayResult
 from baton.flows.train import train as train_to
 from baton.tasks.foundation.contracts.log_entry import Commit, Evaluation, MetricRow
 from baton.tasks.foundation.contracts.run_file import load_run_file

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from baton.flows.admit import Admitted
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.relay import relay
-from baton.flows.result import RelayResult
+from baton.flows.result import Goal, RelayResult
 from baton.flows.runner import InProcess
 from baton.flows.verification import verify_home
 from baton.tasks.foundation.contracts.identity import accepted_keys

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from baton.flows.facts import RunStatus
-from baton.flows.opened_run import Goal, OpenedRun, RunHome
+from baton.flows.opened_run import OpenedRun, RunHome
+from baton.flows.result import Goal
 from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import BatonError

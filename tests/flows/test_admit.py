@@ -15,7 +15,8 @@ from baton.flows import admit as admission
 from baton.flows import result as results
 from baton.flows.admit import Admitted, LivenessProbe, admit, require_idle, require_still_idle
 from baton.flows.commands.main import main
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.flows.train import train
 from baton.flows.with_prefect import run_flows
 from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path

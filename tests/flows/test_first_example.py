@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.flows.runner import InProcess
 from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file

@@ -9,7 +9,7 @@ import pytest
 
 from baton.flows.api import Run
 from baton.flows.commands.main import main
-from baton.flows.opened_run import override_to_continue
+from baton.flows.result import override_to_continue
 from baton.tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from baton.tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.fake_run import FakeRun

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from baton.flows.admit import preflight
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.remote_stage import FlowRunState, code_digests, runner_for
+from baton.flows.result import Goal
 from baton.flows.runner import InProcess, StageStopped
 from baton.flows.stage_process import require_same_code
 from baton.flows.train import train

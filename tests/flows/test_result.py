@@ -15,8 +15,8 @@ from baton.flows.admit import result_if_done
 from baton.flows.commands.main import main
 from baton.flows.commands.run import print_summary
 from baton.flows.facts import RunFacts
-from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.result import report_end, result_of, result_of_interrupted
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal, report_end, result_of, result_of_interrupted
 from baton.tasks.foundation.contracts.log_entry import MetricRow
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.log.appends import quarantine

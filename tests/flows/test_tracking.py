@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.flows.admit import Admitted, admit
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.relay import relay
-from baton.flows.result import RelayResult
+from baton.flows.result import Goal, RelayResult
 from baton.tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.errors import RunFileError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.flows.commands.main import main
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.flows.train import train
 from baton.tasks.foundation.contracts.identity import VALIDATION
 from baton.tasks.foundation.contracts.log_entry import Quarantine, Rewind

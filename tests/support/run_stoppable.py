@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
 def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     # Imported here so that signals during the import of TensorFlow are handled too.
     from baton.flows import result
-    from baton.flows.opened_run import Goal, OpenedRun
+    from baton.flows.opened_run import OpenedRun
+    from baton.flows.result import Goal
     from baton.flows.train import train
     from baton.tasks.foundation.contracts.run_file import load_run_file
     from baton.tasks.foundation.telemetry.console import Console

@@ -19,8 +19,8 @@ import pytest
 
 from baton.flows import relay as relay_segments
 from baton.flows.evaluating import is_in_flight
-from baton.flows.opened_run import Goal
 from baton.flows.relay import Relay
+from baton.flows.result import Goal
 from baton.flows.runner import InProcess
 from baton.tasks.foundation.checkpoint import save
 from baton.tasks.foundation.checkpoint.save import AsyncSaves

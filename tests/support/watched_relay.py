@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from baton.flows.admit import Admitted
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
 from baton.flows.relay import relay
-from baton.flows.result import RelayResult
+from baton.flows.result import Goal, RelayResult
 from baton.flows.runner import InProcess, Runner
 from baton.tasks.foundation.contracts.log_entry import Commit
 from baton.tasks.foundation.contracts.run_spec import RunSpec

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from baton.flows import result as results
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.flows.train import train as train_to
 from baton.tasks.foundation.contracts.run_file import RunFile
 from baton.tasks.foundation.state.warm_state import PROCESS_STATE

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from baton.flows import result as results
 from baton.flows.api import Run as ApiRun
-from baton.flows.opened_run import Goal, OpenedRun
-from baton.flows.result import RelayResult
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal, RelayResult
 from baton.flows.train import train as train_to
 from baton.tasks.evaluate.report.page import write_report
 from baton.tasks.foundation.checkpoint.fork import fork

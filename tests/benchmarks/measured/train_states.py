@@ -12,7 +12,8 @@ from baton.flows.train import train  # isort: skip - it quiets TensorFlow
 
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # no public hook notes variables
 
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.telemetry.events import Committed, Event, Training
 

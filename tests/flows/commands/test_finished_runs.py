@@ -12,7 +12,8 @@ from baton.flows.admit import result_if_done
 from baton.flows.commands.main import main
 from baton.flows.commands.run import print_summary
 from baton.flows.facts import RunFacts
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.log.appends import finish
 from baton.tasks.foundation.telemetry.console import Console

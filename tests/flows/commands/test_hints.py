@@ -16,8 +16,8 @@ from baton.flows.commands.options import RUN_FILE
 from baton.flows.commands.output import commands_to_paste
 from baton.flows.commands.run import _continue_command, print_summary
 from baton.flows.facts import RunFacts
-from baton.flows.opened_run import Goal, OpenedRun, RunHome
-from baton.flows.result import RelayResult
+from baton.flows.opened_run import OpenedRun, RunHome
+from baton.flows.result import Goal, RelayResult
 from baton.flows.train import train
 from baton.tasks.foundation.checkpoint.fork import refuse_unfinished_fork
 from baton.tasks.foundation.contracts.identity import accepted_keys

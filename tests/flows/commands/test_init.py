@@ -12,7 +12,8 @@ import typer
 
 from baton.flows.commands.main import VERBS as DESCRIBED
 from baton.flows.commands.main import app, main
-from baton.flows.opened_run import Goal, OpenedRun
+from baton.flows.opened_run import OpenedRun
+from baton.flows.result import Goal
 from baton.flows.train import train
 from baton.tasks.foundation.contracts.run_file import load_run_file
 from baton.tasks.foundation.telemetry.events import Silent

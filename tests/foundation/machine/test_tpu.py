@@ -196,7 +196,8 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     look_like_a_tpu_vm(Path(folder) / "dev")
     system = StandInSystem()
     system.install()
-    from baton.flows.opened_run import Goal, OpenedRun, storage_of
+    from baton.flows.opened_run import OpenedRun, storage_of
+    from baton.flows.result import Goal
     from baton.flows.train import train
     from baton.tasks.foundation.contracts.run_file import load_run_file
     from baton.tasks.foundation.log.log import RunLog
