@@ -174,7 +174,7 @@ CALLS: Final[Mapping[str, type[StageCall]]] = {
     EVALUATE.name: EVALUATE.call,
 }
 # Stage -> what runs it and writes its answer. The call is of its class in `CALLS`.
-_WORK: Final[Mapping[str, Callable[[Any, StageProcess], Contract]]] = {
+WORK: Final[dict[str, Callable[[Any, StageProcess], Contract]]] = {
     PREPARE_DATA.name: lambda call, process: process.run(PREPARE_DATA, call),
     INIT_OR_RESTORE.name: _init_or_restore,
     TRAIN_SEGMENT.name: train,
@@ -184,24 +184,10 @@ _WORK: Final[Mapping[str, Callable[[Any, StageProcess], Contract]]] = {
 
 
 def run_stage(name: str, text: str, *, flow_run: str, telemetry: Sink) -> Ended:
-    """Run a stage for a flow run.
+    """Run a stage for a flow run. It writes its answer to the run's home.
 
     Args:
         name: of the stage, such as train_segment.
-        text: the call and its context, in JSON.
-        flow_run: id of the flow run, the name of the answer.
-        telemetry: receives the events.
-    """
-    return answered(CALLS[name], text, _WORK[name], flow_run=flow_run, telemetry=telemetry)
-
-
-def answered(
-    kind: type[C], text: str, work: Callable[[C, StageProcess], Contract], *, flow_run: str, telemetry: Sink
-) -> Ended:
-    """Run the work of a stage, which writes its answer.
-
-    Args:
-        kind: class of the call.
         text: the call and its context, in JSON.
         flow_run: id of the flow run, the name of the answer.
         telemetry: receives the events.
@@ -211,7 +197,7 @@ def answered(
     """
     home: Storage | None = None
     try:
-        call, context = unpack(kind, text)
+        call, context = unpack(CALLS[name], text)
         folder = Path(context.code_folder)
         require_same_code(context.code, folder)
         storage = open_storage(call.spec.storage, relative_to=folder)
@@ -230,7 +216,7 @@ def answered(
                 spec=call.spec, context=context, place=replace(place, profiler=ledger.profiler), runner=InProcess(),
                 ledger=ledger, watch=watch, flow_run=flow_run,
             )  # fmt: skip
-            answer = work(call, process)
+            answer = WORK[name](call, process)
             ledger.end("complete")
     except BatonError as fault:
         report = ErrorReport.of(fault)

@@ -193,6 +193,9 @@ class Trainer:
             daemon=True,
         )
         self._thread.start()
+        if answer is None:
+            os.close(answers)
+            return
         # What an answer starts in Prefect is a child of the flow run that a variable of the context names.
         run, work = contextvars.copy_context().run, (self._answer, answer, answers)
         threading.Thread(target=run, args=work, name="baton-answers", daemon=True).start()
@@ -300,9 +303,9 @@ class Trainer:
         except ValueError as fault:
             _LOGGER.warning("an event of the training cannot be read: %s", fault)
 
-    def _answer(self, answer: Ask | None, answers: int) -> None:
+    def _answer(self, answer: Ask, answers: int) -> None:
         with suppress(OSError), open(answers, "wb") as pipe:  # it has ended
-            while answer is not None and (asked := self._questions.get()) is not None:
+            while (asked := self._questions.get()) is not None:
                 pipe.write(answered(asked, answer))
                 pipe.flush()
 

@@ -42,12 +42,7 @@ from baton.flows.process import (  # noqa: E402
 )
 from baton.flows.process_start import fast_imports  # noqa: E402
 from baton.flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
-from baton.flows.remote_stage import runner_for  # noqa: E402
-from baton.flows.result import (  # noqa: E402
-    Goal,
-    RelayResult,
-    result_of_interrupted,
-)
+from baton.flows.result import Goal, RelayResult, result_of_interrupted  # noqa: E402
 from baton.flows.runner import InProcess, Runner, import_stages, read_tip_ahead  # noqa: E402
 from baton.tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from baton.tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
@@ -108,7 +103,11 @@ def _train_admitted(
     telemetry.emit(Begun())
     spec, limit, attempt = admitted.run.spec, admitted.goal.max_seconds, uuid.uuid4().hex
     if runner is None:
-        runner = runner_for(spec, InProcess(), ask=ask, attempt=attempt, telemetry=telemetry, max_seconds=limit)
+        runner = InProcess()
+        if spec.stages.remote():
+            from baton.flows.remote_stage import runner_for
+
+            runner = runner_for(spec, runner, ask=ask, attempt=attempt, telemetry=telemetry, max_seconds=limit)
         read_tip_ahead(spec, admitted.run.home, admitted.head)
         with fast_imports():
             import_stages(spec)

@@ -63,6 +63,7 @@ def run(
     """Train a run file to its target, or continue it."""
     with refusals_told(file, overrides or [], note=partial(typer.echo, err=True)):
         run_file = load_run_file(file, overrides or [])
+        # The trainer makes the goal; here it is refused before anything starts.
         Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
         accepted = accepted_keys(accept)
         opened = OpenedRun.open(run_file)
@@ -133,11 +134,11 @@ def _train(
     console: Console,
 ) -> Ended:
     """Have a trainer train, and Prefect record it; of several hosts, only the chief has a flow run."""
-    from baton.flows.with_prefect.recorder import Recorder
-
     readers: list[Sink] = [_Start(run, console)]
     if run.spec.stages.remote():
         return _train_in_flow_run(run, words, parameters, Several((*readers, console)))
+    from baton.flows.with_prefect.recorder import Recorder
+
     recorder = None
     if is_chief(run.spec.accelerator, os.environ):
         of_run = {

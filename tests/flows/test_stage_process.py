@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from baton.flows import stage_process
-from baton.flows.stage_process import CALLS, StageProcess, answered, run_stage
+from baton.flows.stage_process import CALLS, WORK, StageProcess, run_stage
 from baton.tasks.foundation.contracts.dataset import DatasetRef
 from baton.tasks.foundation.contracts.log_entry import SegmentResult
 from baton.tasks.foundation.contracts.run_file import load_run_file
@@ -151,7 +151,9 @@ def call_text(run: FakeRun, folder: Path, attempt: str | None) -> str:
 
 
 @pytest.mark.parametrize("attempt", ["a" * 32, None])
-def test_attempt_record_is_written_only_within_an_attempt(tmp_path: Path, attempt: str | None) -> None:
+def test_attempt_record_is_written_only_within_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: str | None
+) -> None:
     """Otherwise an evaluation that is killed repeatedly would count as attempts of the run and stop it."""
     run = FakeRun(tmp_path).train(100)
     at_work: list[str | None] = []
@@ -160,20 +162,22 @@ def test_attempt_record_is_written_only_within_an_attempt(tmp_path: Path, attemp
         at_work.extend(record.within for record in read_attempts(process.place.home).records)
         return DATASET
 
+    monkeypatch.setitem(WORK, "prepare_data", work)
     text = call_text(run, tmp_path, attempt)
-    ended = answered(PrepareDataCall, text, work, flow_run="f1", telemetry=EventRecorder())
+    ended = run_stage("prepare_data", text, flow_run="f1", telemetry=EventRecorder())
     assert ended == Ended(exit_code=0, result="DatasetRef")
     assert at_work == [record.within for record in read_attempts(run.home).records] == [attempt] * (attempt is not None)
 
 
-def test_error_is_written_for_the_waiting_process(tmp_path: Path) -> None:
+def test_error_is_written_for_the_waiting_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
 
     def work(_call: PrepareDataCall, _process: StageProcess) -> DatasetRef:
         raise NonFinite("the loss is not finite at step 7", step=7)
 
+    monkeypatch.setitem(WORK, "prepare_data", work)
     text = call_text(run, tmp_path, None)
-    ended = answered(PrepareDataCall, text, work, flow_run="f1", telemetry=EventRecorder())
+    ended = run_stage("prepare_data", text, flow_run="f1", telemetry=EventRecorder())
     report = take_error(run.home, "f1")
     assert report is not None
     assert (ended.exit_code, ended.error) == (NonFinite.exit_code, report)
@@ -193,8 +197,9 @@ def test_error_that_cannot_be_written_is_said_with_why(tmp_path: Path, monkeypat
         raise StorageError("no space left on device\nmore")
 
     monkeypatch.setattr(stage_process, "write_error", away)
+    monkeypatch.setitem(WORK, "prepare_data", work)
     text = call_text(run, tmp_path, None)
-    error = answered(PrepareDataCall, text, work, flow_run="f1", telemetry=EventRecorder()).error
+    error = run_stage("prepare_data", text, flow_run="f1", telemetry=EventRecorder()).error
     assert error is not None
     hint = "hint: the error could not be written to the run's home: no space left on device"
     assert error.message == str(error.to_error()) == f"the loss is not finite at step 7\n{hint}"

@@ -15,7 +15,7 @@ from tests.support.checkout import CHECKOUT
 LONGEST_SECONDS = 300.0  # only a hanging test waits this long
 
 PRELUDE = """
-import hashlib, os, signal, sys, time
+import hashlib, os, signal, sys, threading, time
 from baton.tasks.foundation.contracts.run_spec import StopSpec
 from baton.tasks.foundation.machine.threads import run_uninterrupted
 
@@ -24,8 +24,11 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 class Printing:
+    noted = threading.Event()
+
     def emit(self, event):
         say("note:", event.text)
+        self.noted.set()
 
 def in_c_code(_stops):
     # Minutes in one call without the GIL, like a call of TensorFlow.
@@ -36,6 +39,11 @@ def until_requested(stops):
     say("waiting")
     while stops.requested is None:
         time.sleep(0.01)
+
+def until_noted(stops):
+    # Another thread prints the note, and the process may end with its work.
+    until_requested(stops)
+    Printing.noted.wait()
 """
 
 

@@ -67,9 +67,8 @@ class Terminated(BaseException):
 def handler(*_):
     raise Terminated
 def work(stops):
-    until_requested(stops)
+    until_noted(stops)
     say("requested:", stops.requested.reason)
-    time.sleep(0.2)
     say("committed")
 signal.signal(signal.SIGTERM, handler)
 try:
@@ -92,7 +91,7 @@ def test_sighup_is_handled_as_sigterm() -> None:
 
 
 def test_sighup_without_a_handler_ends_the_process_after_the_work() -> None:
-    with process(CLOSABLE + "run_uninterrupted(until_requested, StopSpec(), telemetry=Printing())") as trainer:
+    with process(CLOSABLE + "run_uninterrupted(until_noted, StopSpec(), telemetry=Printing())") as trainer:
         trainer.read_until("waiting")
         trainer.signal(signal.SIGHUP)
         assert "terminal closed" in trainer.read_until("note:")
@@ -160,7 +159,7 @@ def handler(*_):
     raise Terminated
 signal.signal(signal.SIGTERM, handler)
 def work(stops):
-    until_requested(stops)
+    until_noted(stops)
     first = stops.requested
     for _ in range(50):
         os.kill(os.getpid(), signal.SIGTERM)
